@@ -73,7 +73,7 @@ def test_offline_mode_takes_what_is_there(hub: FakeHub, monkeypatch: pytest.Monk
     monkeypatch.setattr(hugging_face, "offline_by_environment", lambda: True)
     assert dataset_file.fetch(NAME) == path
     for name in ("hub:org/rows/data/test.jsonl", "hub:org/another"):
-        with pytest.raises(OfflineError, match="offline mode forbids asking") as raised:
+        with pytest.raises(OfflineError, match="offline mode forbids requests to") as raised:
             dataset_file.fetch(name)
         assert str(raised.value.hint).endswith("or name a file on this machine")
 
@@ -118,5 +118,5 @@ def test_a_data_set_of_several_wants_a_folder(hub: FakeHub) -> None:
         dataset_file.fetch("hub:org/rows")
     assert raised.value.hint == "name one: hub:org/rows/3.0.0"
     assert dataset_file.fetch("hub:org/rows/3.0.0").read_bytes() == b"PAR1"
-    with pytest.raises(DownloadError, match="nothing of the data set org/rows has no file of rows"):
+    with pytest.raises(DownloadError, match="nothing of the data set org/rows has no file with rows"):
         dataset_file.fetch("hub:org/rows/nothing")

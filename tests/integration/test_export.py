@@ -135,7 +135,7 @@ def test_what_cannot_be_exported_is_refused_in_words(workspace: Path, tmp_path: 
     assert "ORGANIZATION/NAME" in refused("--repository", "a b/c", to="hub")
     assert "require --to hub" in refused("--upload")
     assert "--to lws is for several nodes" in refused(to="lws")
-    assert "needs the public keys" in refused("--require-signed")
+    assert "needs the trusted public keys" in refused("--require-signed")
     assert r"--image 'a\x01b': expected" in refused("--image", "a\x01b")
     assert "--image ''" in refused("--image", "")
     assert "expected lower-case letters" in refused("--storage-class", "a\nb")
@@ -157,7 +157,7 @@ def test_what_cannot_be_exported_is_refused_in_words(workspace: Path, tmp_path: 
     assert "its content changed: nothing is exported from damaged files" in refused()
     shutil.rmtree(workspace / "store" / "build")
     said = refused()
-    assert "is not verified: build is missing, which its repository was made of" in said
+    assert "is not verified: build is missing, which its repository was built from" in said
     assert "pipeline run --matrix" in said
 
 

@@ -586,7 +586,7 @@ def test_a_triton_is_asked_which_models_it_has(tmp_path: Path) -> None:
                 assert ask(url, "hello", model=name).json()["choices"][0]["text"] == "hello"
             failed = ask(url, "hello", model="unclear")
             assert failed.status_code == 502
-            assert "has one, two: --server-model unclear=MODEL says which of its" in error(failed)["message"]
+            assert "has one, two: --server-model unclear=MODEL selects one" in error(failed)["message"]
             assert "it has one, two" in error(ask(url, "hello", model="wrong"))["message"]
 
 

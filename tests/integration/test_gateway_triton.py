@@ -116,7 +116,7 @@ def test_special_tokens_end_an_answer_and_are_handled_as_the_server_does(served:
     assert complete(served, "s", max_tokens=100, stop_token_ids=[END_ID]).json()["choices"][0]["text"] == SCRIPT[1:]
     ends = complete(served, "A", max_tokens=50, stop_token_ids=[ord("C")])
     assert (ends.status_code, ends.json()["error"]["param"]) == (400, "stop_token_ids")
-    assert "give the text in stop" in ends.json()["error"]["message"]
+    assert "put the text in stop" in ends.json()["error"]["message"]
     for name in ("skip_special_tokens", "add_special_tokens"):
         statuses = [complete(served, "A", max_tokens=1, **{name: value}).status_code for value in (True, False)]
         assert statuses == [200, 400]
@@ -185,18 +185,18 @@ def test_what_does_not_fit_or_is_not_supported(served: Served) -> None:
         (
             {"prompt": "x", "response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
             "unsupported_parameter",
-            "does not take response_format",
+            "does not accept response_format",
         ),
         (
             {"prompt": "x", "response_format": {"type": "json_object"}, "min_tokens": 2},
             "refused_by_server",
             "min_length",
         ),
-        ({"prompt": "x", "min_p": 0.5}, "unsupported_parameter", "does not take min_p"),
+        ({"prompt": "x", "min_p": 0.5}, "unsupported_parameter", "does not support min_p"),
         (
             {"prompt": "x", "min_tokens": 9, "max_tokens": 8},
             "invalid_value",
-            "min_tokens is 9; the answer has at most 8",
+            "min_tokens is 9; the output has at most 8",
         ),
         ({"prompt": "x", "length_penalty": 0.5, "temperature": 3}, "invalid_value", "from 0 to 2"),
     ):

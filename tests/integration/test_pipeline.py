@@ -440,7 +440,7 @@ def test_a_policy_in_the_environment_holds_for_what_a_run_finds(done: Path, monk
     monkeypatch.setenv("PIPELINE_REQUIRE_SIGNED", "1")
     key = write_key(done, "me")
     builds = ("run", "--matrix", TINY, *BUILDS_ONLY)
-    assert "needs the public keys" in refused(*builds, cwd=done)
+    assert "needs the trusted public keys" in refused(*builds, cwd=done)
     monkeypatch.setenv("PIPELINE_TRUSTED_KEYS", str(done / "trusted"))
     engine = next((done / ".pipeline/store/build").iterdir())
     repository = next((done / ".pipeline/store/repository").iterdir())

@@ -231,7 +231,7 @@ def test_a_world_whose_guardian_is_killed_ends_with_words(stage: Stage) -> None:
     stage.order("deaf")
     with stage.world(2) as world:
         os.kill(world.process._guardian.pid, signal.SIGKILL)
-        with pytest.raises(ServerError, match=r"that supervises the server .pid .*was killed; all that ran below"):
+        with pytest.raises(ServerError, match=r"that supervises the server .pid .*was killed; all processes below"):
             eventually(lambda: world.process.poll() is not None)
         assert not stage.left()
         assert world.process.poll() == -signal.SIGKILL

@@ -156,7 +156,7 @@ def test_a_server_outlives_its_command_and_leaves_nothing(host: Host) -> None:
     assert "ready" in table
     assert PLAIN in table
     _, err = host.pipeline("serve", "start", PLAIN, "--name", "one", code=2)
-    assert "a server one is there already: ready" in err
+    assert "server one already exists: ready" in err
     assert "pipeline serve restart one" in err
     port = said["ports"]["http"]
     out, _ = host.pipeline("serve", "stop", "one")
@@ -220,12 +220,12 @@ def test_what_hangs_is_unresponsive_and_started_again_if_that_was_asked(host: Ho
     os.kill(json.loads(file.read_text())["pid"], signal.SIGSTOP)
     found = host.becomes("one", "unresponsive")
     # The second is the reason while it is stopped, to be started again.
-    assert found["reason"].startswith((f"the {part} has not answered since ", f"the {part} did not answer for 8 s: "))
+    assert found["reason"].startswith((f"the {part} has not responded since ", f"the {part} did not respond for 8 s: "))
     assert found["endpoints"] is None
     again = host.becomes("one", "ready", restarts=1)
     assert again["ports"] == said["ports"]
     assert httpx.get(f"{again['endpoints']['openai']}/models", timeout=60).is_success
-    assert "did not answer for 8 s" in Path(said["folder"], "log").read_text()
+    assert "did not respond for 8 s" in Path(said["folder"], "log").read_text()
 
 
 @pytest.mark.parametrize("halted", ["keeper", "guardian"])
@@ -292,7 +292,7 @@ def test_what_died_is_started_again_on_its_ports_if_that_was_asked(host: Host, k
     follower.send_signal(signal.SIGINT)
     out, err = follower.communicate(timeout=280)
     assert follower.returncode == 0, err
-    assert "started again in 1 s" in out
+    assert "restarting in 1 s" in out
     assert "again: restarting: " in err
     assert err.rstrip().endswith("again: ready")
 
@@ -443,7 +443,7 @@ def test_after_a_restart_of_the_machine_it_is_stopped_and_starts_on_its_ports(ho
         path = folder / name
         path.write_text(path.read_text().replace(boot_id(), "00000000-0000-0000-0000-000000000000"))
     found = host.status("one")
-    assert (found["state"], found["reason"]) == ("stopped", "the machine was restarted")
+    assert (found["state"], found["reason"]) == ("stopped", "the machine was rebooted")
     host.pipeline("serve", "restart", "one")
     assert host.status("one")["ports"] == said["ports"]
 
@@ -470,7 +470,7 @@ def test_nothing_is_kept_where_a_run_measures(host: Host) -> None:
         _, err = host.pipeline("serve", "start", PLAIN, "--name", "one", code=1)
     finally:
         measuring.communicate("\n")
-    assert "a run measures on this machine now" in err
+    assert "a run is measuring on this machine now" in err
     assert f"wait for its end: process {measuring.pid} (" in err
 
 
@@ -495,7 +495,7 @@ def test_in_a_moved_workspace_it_is_told_what_to_type(host: Host) -> None:
     try:
         assert host.status("one")["state"] == "stopped"
         _, err = host.pipeline("serve", "restart", "one", code=2)
-        assert "is gone: removed, or the workspace was moved" in err
+        assert "is missing: removed, or the workspace was moved" in err
         assert f"pipeline serve start {PLAIN} --name one" in err
     finally:
         host.workspace = moved.rename(host.folder / "w")
@@ -512,7 +512,7 @@ def test_a_cell_that_is_not_built_is_told_with_the_command_that_builds_it(host: 
 @pytest.mark.parametrize("name", ["", "a/b"])
 def test_names_that_no_folder_should_have_are_refused(host: Host, name: str) -> None:
     _, err = host.pipeline("serve", "start", PLAIN, f"--name={name}", code=2)
-    assert "cannot be the name of a server" in err
+    assert "is not a valid server name" in err
 
 
 def test_a_workspace_that_cannot_be_written_is_told(host: Host) -> None:
@@ -522,7 +522,7 @@ def test_a_workspace_that_cannot_be_written_is_told(host: Host) -> None:
     try:
         _, err = host.pipeline("serve", "start", PLAIN, "--name", "one", code=2, before=POWERLESS)
         assert f"{folder / 'one'} cannot be written: Permission denied" in err
-        assert host.pipeline("serve", "ps", before=POWERLESS)[0] == "no servers are kept in this workspace\n"
+        assert host.pipeline("serve", "ps", before=POWERLESS)[0] == "this workspace has no managed servers\n"
     finally:
         folder.chmod(0o755)
 

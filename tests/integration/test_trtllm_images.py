@@ -96,7 +96,7 @@ def exported(made: Lane, cell: str, folder: Path) -> None:
     for command in ((*words, "--openai", "--output-dir", str(folder / "no")), serving):
         refused = made.start(*command)
         said = refused.communicate(timeout=280)[1]
-        assert (refused.returncode, "each question to this server has an image" in said) == (2, True), said
+        assert (refused.returncode, "each request to this server needs an image" in said) == (2, True), said
     made.pipeline(*words, "--output-dir", str(folder / "out"))
     bundle = folder / "a b"
     shutil.move(folder / "out" / "bundle", bundle)

@@ -91,7 +91,7 @@ def test_who_measures_alone_comes_to_it_although_others_always_have_something_th
     measuring = invoke("c", "measures", "3")
     assert measuring.process.wait(TURN_S) == 0
     assert [each.works for each in building] == [True, True], "long before the others had nothing more to do"
-    why = [line for line in building[0].said.read_text().splitlines() if "which waits as well and came first" in line]
+    why = [line for line in building[0].said.read_text().splitlines() if "which is also waiting and came first" in line]
     assert any(f"process {measuring.process.pid} " in line for line in why), "who is held back is told for whom"
     for each in building:
         each.begins()

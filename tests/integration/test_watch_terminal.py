@@ -12,7 +12,7 @@ from tests.helpers.terminals import Terminal
 from tests.helpers.waiting import eventually
 
 COMMAND = (sys.executable, "-m", "trtllm_pipeline", "serve", "status", "--watch")
-NOTHING = "no servers are kept in this workspace"
+NOTHING = "this workspace has no managed servers"
 
 
 @pytest.mark.seam

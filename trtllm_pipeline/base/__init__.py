@@ -1,4 +1,4 @@
-"""What every house uses: errors, domain types, fingerprints, the terminal, files, this machine, processes."""
+"""Shared by all houses: errors, domain types, fingerprints, the terminal, files, this machine, processes."""
 
 from trtllm_pipeline.doors import door
 

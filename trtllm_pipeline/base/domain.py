@@ -1,4 +1,4 @@
-"""The words of the project as types: cells, stage runs, resources, statuses. A leaf; imports nothing of ours."""
+"""The project's terms as types: cells, stage runs, resources, statuses. Imports no other module of the package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple, NewType, Union
 
-# A value that survives a trip through JSON unchanged. Written with Union because Python 3.10 cannot `|` a string.
+# A value that survives a round trip through JSON unchanged. Written with Union because Python 3.10 cannot `|` a string.
 Json = Union[None, bool, int, float, str, "list[Json]", "dict[str, Json]"]
 CellId = NewType("CellId", str)
 StageRunId = NewType("StageRunId", str)
@@ -17,11 +17,13 @@ DEFAULT_WORKSPACE: Final = ".pipeline"
 USUAL_KV_SHARE: Final = 0.9
 """Share of free memory that TensorRT-LLM uses for the KV cache by default. Source: memory reference."""
 USUAL_NUM_TOKENS: Final = 8192
-"""Default for the tokens of one forward pass. As in TensorRT-LLM since 0.11, so that a matrix means the same on every release."""
+"""Default for the tokens of one forward pass. The same as TensorRT-LLM's since 0.11, so that a matrix means the same on
+every release.
+"""
 
 
 def in_order(segments: Sequence[str], parts: Sequence[str]) -> bool:
-    """Whether `parts` are among the segments of a cell's id, in their order: how tables call cells."""
+    """True if `parts` are among the segments of a cell's id, in their order: tables name cells like this."""
     left = iter(segments)
     return all(part in left for part in parts)
 
@@ -60,7 +62,7 @@ def parse_parallel(text: str) -> Parallelism:
 
 
 def layout_name(tp: int, pp: int, ep: int = 1, dp: int = 1) -> str:
-    """A layout over GPUs as ids have it: with expert parallelism if there is any, or if attention is data parallel."""
+    """The id of a layout over GPUs, including expert parallelism if there is any, or if attention is data parallel."""
     return f"tp{tp}pp{pp}" + (f"ep{ep}" if ep > 1 or dp > 1 else "") + (f"dp{dp}" if dp > 1 else "")
 
 
@@ -68,34 +70,34 @@ class StageStatus(str, Enum):
     """The state of a stage run. Only `scheduler.py` changes it."""
 
     PENDING = "pending"
-    """Waits for inputs, or for a free resource, or for a retry's time to come."""
+    """Waits for inputs, for a free resource, or for the time of a retry."""
     RUNNING = "running"
-    """A process of ours works on it."""
+    """A process of this run works on it."""
     ELSEWHERE = "elsewhere"
-    """Another invocation on this workspace works on it; we wait for its result."""
+    """Another invocation on this workspace works on it. This run waits for its result."""
     SUCCEEDED = "succeeded"
     """Done in this run; its artifact is published."""
     UP_TO_DATE = "up_to_date"
     """Was done before this run; nothing to do."""
     SKIPPED = "skipped"
-    """Not needed in this run: a service none of whose dependents has anything to do."""
+    """Not needed in this run: a service without dependents that have work to do."""
     FAILED = "failed"
     """Failed, and will not be tried again in this run."""
     BLOCKED = "blocked"
-    """Something it needs failed."""
+    """One of its inputs failed."""
     CANCELLED = "cancelled"
     """The run was interrupted before it finished."""
 
 
 class Scope(str, Enum):
-    """The kind of a stage run: how it is timed."""
+    """The kind of a stage run. It determines when it runs."""
 
     ARTIFACT = "artifact"
-    """Runs once, leaves a directory."""
+    """Runs once, produces a directory."""
     SERVICE = "service"
-    """Runs as long as stage runs inside it need it; leaves nothing but its log."""
+    """Runs while stage runs inside it need it. Only its log is kept."""
     IN_SERVICE = "inside"
-    """Runs while its service runs; leaves a directory with results."""
+    """Runs while its service runs, produces a directory with results."""
 
 
 class Exclusive(str, Enum):
@@ -104,11 +106,11 @@ class Exclusive(str, Enum):
     MACHINE = "machine"
     """Nothing."""
     GPU = "gpu"
-    """Other such measurements, each on GPUs of its own, and nothing else."""
+    """Other measurements of this kind, each on its own GPUs, and nothing else."""
     NONE = "none"
-    """Whatever there is room for. It is also the rule of what measures nothing."""
+    """Anything that fits. Also used for stages that do not measure."""
     CONTROL = "control"
-    """Nothing, on the CPUs that it has beside other measurements: what differs is then their doing alone."""
+    """Nothing, on the CPUs that it would have alongside other measurements. Any difference is then their effect."""
 
     @property
     def alone(self) -> bool:
@@ -122,7 +124,9 @@ class Exclusive(str, Enum):
 
 
 ALONE: Final = "alone:"
-"""Begins the id of the cell that is measured alone to show what measuring side by side does to the one of the same name."""
+"""Prefix for the id of a cell that is measured alone, to show the effect of measuring the cell of that name alongside
+others.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +140,14 @@ class Resources:
     accelerator: str | None = None
     """Type of its GPUs, in lower case, if a cluster has several."""
     beside_standing: bool = False
-    """True if managed servers may run at the same time: it measures a server that it did not start, which may be one of them."""
+    """True if managed servers may run at the same time: it measures a server that it did not start, which may be one of
+    them.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class SettingChange:
-    """A setting that a retry has changed, see `orchestrate/plan/planner.py`."""
+    """A setting that a retry changed, see `orchestrate/plan/planner.py`."""
 
     setting: str
     """settings.SECTION.KEY"""
@@ -151,7 +157,7 @@ class SettingChange:
     """The stage that failed."""
     why: str
     refused: tuple[str, ...] = ()
-    """Values that come before `new` and that the release or a rule refuses, each in words."""
+    """Values before `new` that the release or a rule refuses, each in words."""
 
 
 def in_words(changes: Sequence[SettingChange]) -> list[str]:
@@ -175,32 +181,32 @@ def in_words(changes: Sequence[SettingChange]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Memory and disk that a stage run takes at its peak, in bytes, by an estimate; 0 is for what is too little to count."""
+    """Estimated peak memory and disk space of a stage run, in bytes. 0 for negligible amounts."""
 
     host: int = 0
     """Sum over its processes."""
     gpu: int = 0
     """On each of its GPUs."""
     gpu_least: int | None = None
-    """The part of `gpu` that it fails without; without the rest it works on less at a time. None: all of it."""
+    """The part of `gpu` that it cannot run without. Without the rest, it works on less at a time. None: all of it."""
     shared: int = 0
     """In /dev/shm."""
     leaves: int = 0
-    """Its artifact, on the disk."""
+    """Its artifact on disk."""
     scratch: int = 0
-    """On the disk beside that, while it runs."""
+    """Additional disk space while it runs."""
     error: float = 0.15
     """Error of the memory estimate, as a share, if no comparable run was measured."""
     assumed: tuple[str, ...] = ()
-    """Names of the fields above that are assumptions: shown, but nothing is refused for them."""
+    """Names of the fields above that are assumptions. They are shown, but nothing is refused because of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One point of the matrix. Immutable, like the recipe and settings that cells share.
 
-    `settings` maps a section (download, quantize, build, serve, smoke, perf, accuracy, ...) to its values with
-    defaults filled in and this cell's overrides applied. `reason` says why the cell cannot work, or is None.
+    `settings` maps a section (download, quantize, build, serve, smoke, perf, accuracy, ...) to its values with defaults
+    filled in and this cell's overrides applied. `reason` is the reason why the cell cannot work, or None.
     """
 
     id: CellId
@@ -215,18 +221,18 @@ class Cell:
     recipe: Mapping[str, Json] = field(repr=False)
     settings: Mapping[str, Mapping[str, Json]] = field(repr=False)
     base_dir: str = field(default=".", repr=False)
-    """Directory of the matrix file: relative paths in settings and recipes start here."""
+    """Directory of the matrix file. Relative paths in settings and recipes start here."""
     reason: str | None = None
     changes: tuple[SettingChange, ...] = ()
-    """By which its settings differ from the matrix, after it ran out of memory."""
+    """Changes to the settings of the matrix after it ran out of memory."""
     ep: int = 1
     """Expert parallel size, a divisor of `tp`; 1 splits each expert over all of its GPUs."""
     dp: int = 1
     """Attention data parallel size, a divisor of `tp`: groups of its GPUs, each with its own requests and a copy of attention."""
     gpu: str | None = None
-    """Type of GPU that it is for; None: of what there is."""
+    """Required type of GPU. None: any."""
     companions: Mapping[str, Mapping[str, Json]] = field(default_factory=dict, repr=False)
-    """Models beside its own, once they are pinned: name -> `source`, `files` and `folder`, as a pinned recipe has them.
+    """Additional models, once pinned: name -> `source`, `files` and `folder`, as in a pinned recipe.
 
     A draft model with a recipe also has its `numbers`, or its `recipe` if it becomes an engine.
     """
@@ -238,5 +244,5 @@ class Cell:
 
     @property
     def group_batch_size(self) -> int:
-        """Requests that one group of `attention_tp` GPUs takes at a time."""
+        """Requests that one group of `attention_tp` GPUs processes at a time."""
         return -(-self.max_batch_size // self.dp)

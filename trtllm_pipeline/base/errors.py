@@ -1,18 +1,17 @@
-"""Every error this project raises on purpose.
+"""All errors that this project raises on purpose.
 
-    PipelineError            one line says what failed, on what, what was expected; `hint` says what to type next
+    PipelineError            one line states what failed, on what, and what was expected; `hint`: what to type next
     ├── UsageError           the command line cannot be followed                            (exit code 2)
     ├── MatrixError          a matrix, recipe or data file has faults; carries all of them  (exit code 2)
     ├── PlanError            cells that cannot be planned: no toolchain, nothing selected   (exit code 3 or 2)
     ├── StageError           a stage run failed; carries its failure class        (exit code 1; 2 for class USER)
     │   ├── DownloadError    a model could not be fetched or did not verify
     │   └── ServerError      a server did not start, died, or answered wrongly
-    ├── RemoteError          a remote store could not be used, or has something wrong       (exit code 1)
-    ├── ComparisonError      measurements that must not be set side by side                 (exit code 4)
+    ├── RemoteError          a remote store could not be used, or has damaged content       (exit code 1)
+    ├── ComparisonError      measurements that must not be compared                         (exit code 4)
     └── StateError           the workspace is not usable: wrong version, no space, not writable  (exit code 2)
 
-`show/cli/app.py` is the one place that turns them into messages. Anything else that escapes is a bug of ours and shows
-its traceback.
+Only `show/cli/app.py` turns them into messages. Any other exception is a bug and shows its traceback.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ NOT_COMPARABLE: Final = 4
 
 
 class FailureClass(str, Enum):
-    """Why a stage run failed, as far as deciding whether to try again needs to know."""
+    """Why a stage run failed, as far as it matters for a retry."""
 
     INFEASIBLE = "infeasible"
-    """Can never work with these inputs; remembered, never retried."""
+    """Cannot work with these inputs. Recorded and never retried."""
     OUT_OF_MEMORY = "out_of_memory"
     """Host or GPU memory ran out."""
     TRANSIENT = "transient"
     """Likely to work later: a dropped connection, a busy port. Retried with backoff."""
     LOST = "lost"
-    """The node of a cluster on which it ran was lost. Tried again on another."""
+    """The node that it ran on was lost. Retried on another one."""
     TIMEOUT = "timeout"
     """Took longer than its limit."""
     USER = "user"
-    """The user has to do something first: a token, a licence acceptance, disk space."""
+    """The user must act first: a token, a licence acceptance, disk space."""
     CHECK = "check_failed"
     """A check of the pipeline failed: a wrong answer, a score below its minimum, an invalid measurement."""
     BUG = "bug"
@@ -48,7 +47,7 @@ class FailureClass(str, Enum):
 
     @property
     def words(self) -> str:
-        """The class as people read it."""
+        """The class in words."""
         return {
             FailureClass.INFEASIBLE: "can never work",
             FailureClass.TRANSIENT: "transient, retries used up",
@@ -68,7 +67,7 @@ def in_brackets(failure: str | None) -> str:
 
 
 class PipelineError(Exception):
-    """Base of all expected errors. `hint` is what the user can do next, in a sentence or a command."""
+    """Base of all expected errors. `hint` is the user's next step, as a sentence or a command."""
 
     exit_code = 1
 
@@ -79,14 +78,14 @@ class PipelineError(Exception):
 
 
 class UsageError(PipelineError):
-    """The command line cannot be followed."""
+    """The command line is invalid."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing wrong in a file a user wrote: where, and what."""
+    """One fault in a user's file: location and problem."""
 
     path: str
     line: int | None
@@ -94,13 +93,13 @@ class Fault:
     message: str
 
     def __str__(self) -> str:
-        """`file:line: key: message`, the form editors and people jump to."""
+        """`file:line: key: message`, a form that editors can jump to."""
         where = self.path if self.line is None else f"{self.path}:{self.line}"
         return f"{where}: {self.key}: {self.message}" if self.key else f"{where}: {self.message}"
 
 
 class MatrixError(PipelineError):
-    """One or more faults in files a user wrote, all of them at once."""
+    """All faults in a user's files."""
 
     exit_code = 2
 
@@ -116,9 +115,9 @@ class PlanError(PipelineError):
 
 
 class StageError(PipelineError):
-    """A stage run failed. `failure` decides whether it is tried again. `log` is the file to read, and `line`
-    its line with the cause. `setting` is the setting to change, as `--set` takes it. `telling` has log lines, each
-    "FILE:LINE: TEXT", if the cause is unknown.
+    """A stage run failed. `failure` decides whether it is retried. `log` is the file to read, and `line` its line with
+    the cause. `setting` is the setting to change, as `--set` takes it. `telling` has log lines, each "FILE:LINE: TEXT",
+    if the cause is unknown.
     """
 
     usual_failure = FailureClass.BUG
@@ -143,7 +142,7 @@ class StageError(PipelineError):
 
 
 class DownloadError(StageError):
-    """A model could not be fetched, or what came does not verify: mostly something that the user has to change."""
+    """A model could not be fetched or verified, usually for a reason that only the user can change."""
 
     usual_failure = FailureClass.USER
 
@@ -153,11 +152,11 @@ class ServerError(StageError):
 
 
 class RemoteError(PipelineError):
-    """A remote store could not be used, or what it has is not what it should be."""
+    """A remote store could not be used, or its content is wrong."""
 
 
 class ComparisonError(PipelineError):
-    """Measurements that were not made under the same conditions must not be set side by side."""
+    """Measurements made under different conditions must not be compared."""
 
     exit_code = NOT_COMPARABLE
 

@@ -1,8 +1,8 @@
-r"""The one way of text to a terminal. What it says comes from models, servers, files and names, and none of that may
-command the terminal: escape sequences are taken out, what is left of control characters and what turns the direction
-of writing is shown as `\u001b`. Only colours and cursor movements of our own get through, by `console` and `raw`.
+r"""The only path for text to a terminal. The text comes from models, servers, files and names, and must not control the
+terminal. Escape sequences are removed; other control characters, and those that change the writing direction, are shown
+as `\u001b`. Only our own colors and cursor movements get through, by `console` and `raw`.
 
-`\u001b` is how JSON writes it, too: JSON that goes the same way stays the same JSON.
+JSON also writes `\u001b` like this, so JSON stays the same JSON.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 _SEQUENCE: Final = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]"  # CSI: colors, cursor
     r"|[\]PX^_][^\x07\x1b\n]{0,4096}(?:\x07|\x1b\\)"  # OSC, DCS, SOS, PM, APC: titles, links, the clipboard
-    r"|[ -/]*[0-Z\\-~])"  # all others, as ECMA-48 and ECMA-35 form them
+    r"|[ -/]*[0-Z\\-~])"  # all others, as defined by ECMA-48 and ECMA-35
 )
 _UNSAFE: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _ENCODING: Final = "pipeline_stdio"
-"""Option `-X` with the encoding of stdout and stderr, from before Python was started again in UTF-8 mode."""
+"""`-X` option with the encoding of stdout and stderr from before Python was restarted in UTF-8 mode."""
 
 
 def clean(text: str) -> str:
-    """`text` as it can be shown anywhere. A carriage return ends a line, as log files use it."""
+    """`text` that is safe to show anywhere. A carriage return ends a line, as in log files."""
     if _UNSAFE.search(text) is None:
         return text
     text = _SEQUENCE.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
@@ -41,27 +41,27 @@ def clean(text: str) -> str:
 
 
 def _escape(text: str) -> str:
-    """As JSON escapes it: characters beyond 16 bits are two."""
+    """Escaped as in JSON: characters beyond 16 bits become two."""
     units = text.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
 def same_place(one: TextIO, other: TextIO) -> bool:
-    """True if two streams end in the same terminal, pipe or file, so that a reader of one reads both."""
+    """True if two streams end in the same terminal, pipe or file, so that readers of one see both."""
     try:
         first, second = (os.fstat(stream.fileno()) for stream in (one, other))
-    except (OSError, ValueError):  # closed, or none of the system's
+    except (OSError, ValueError):  # closed, or not a system file
         return False
     return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
 
 
 def heeds_suspend() -> bool:
-    """Whether Ctrl-Z stops this process: not where who started it ignores that."""
+    """True if Ctrl-Z stops this process, False if its parent ignores that."""
     return signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL
 
 
 def suspend() -> None:
-    """Stop this process as an uncaught Ctrl-Z does. Returns when it is continued."""
+    """Stop this process as an uncaught Ctrl-Z does. Returns when it is resumed."""
     caught = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTSTP)
     signal.signal(signal.SIGTSTP, caught)
@@ -69,7 +69,7 @@ def suspend() -> None:
 
 @contextmanager
 def screen(stream: TextIO) -> Iterator[Live]:
-    """A picture on the whole terminal, drawn by `update(..., refresh=True)`. Ctrl-Z gives the shell its screen back."""
+    """A full-screen display, drawn by `update(..., refresh=True)`. Ctrl-Z gives the shell its screen back."""
     from rich.live import Live
 
     def suspended(_signal: int, _frame: FrameType | None) -> None:
@@ -90,7 +90,7 @@ def screen(stream: TextIO) -> Iterator[Live]:
 
 
 class _Stderr:
-    """A stream that may go away or be full: the error cannot be reported, and the work continues."""
+    """A stream that may be closed or full: the error cannot be reported, and the work continues."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -109,17 +109,17 @@ class _Stderr:
             self._failed(error)
 
     def _failed(self, error: OSError) -> None:
-        """Go on."""
+        """Continue."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
 class _Stdout(_Stderr):
-    """A stream for data, of which nothing may be lost in silence."""
+    """A stream for data. Losing any of it is an error."""
 
     def _failed(self, error: OSError) -> None:
-        # Python would try again to write what is left, when it ends.
+        # Python would try again to write the rest at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
         if isinstance(error, BrokenPipeError):
             raise error
@@ -131,7 +131,7 @@ class _Stdout(_Stderr):
 
 
 class _Cleaned:
-    """A stream whose text is cleaned; everything else is the stream's own."""
+    """A stream whose text is cleaned. Everything else is passed through."""
 
     def __init__(self, stream: TextIO) -> None:
         self.raw = stream
@@ -149,12 +149,12 @@ class _Cleaned:
 
 
 def raw(stream: TextIO) -> TextIO:
-    """`stream` without cleaning, for text that was cleaned when it was colored."""
+    """`stream` without cleaning, for text that was cleaned before it was colored."""
     return stream.raw if isinstance(stream, _Cleaned) else stream
 
 
 def clean_streams() -> None:
-    """Let everything that is printed from here on be cleaned."""
+    """Clean everything that is printed from now on."""
     if not isinstance(sys.stdout, _Cleaned):
         sys.stdout = cast("TextIO", _Cleaned(cast("TextIO", _Stdout(sys.stdout))))
     if not isinstance(sys.stderr, _Cleaned):
@@ -162,16 +162,16 @@ def clean_streams() -> None:
 
 
 def start() -> None:
-    """Put right what a program may be started with: closed streams, and a locale that is not UTF-8.
+    """Fix the conditions that a program may start in: closed streams, and a locale that is not UTF-8.
 
-    Paths are text in our files, and of other programs that know UTF-8 alone. So in another locale Python is started
-    again, in UTF-8 mode, as are all of its children; stdout and stderr keep the encoding of the locale.
+    Our files contain paths as text, and so do other programs that only support UTF-8. So in another locale, Python is
+    restarted in UTF-8 mode, as are all of its children. stdout and stderr keep the locale's encoding.
     """
     for fd in range(3):
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free; or the next file would be in its place
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number; otherwise the next file would be in its place
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(fd, "w" if fd else "r", encoding="utf-8", closefd=False))
@@ -192,7 +192,7 @@ def _escaped(error: UnicodeError) -> tuple[str, int]:
 
 
 def console(stream: TextIO, **options: Any) -> Console:
-    """A console of rich on `stream`: its own colors and movements get through, of the text only what is clean."""
+    """A rich console on `stream`: its own colors and movements get through, the text is cleaned."""
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 

@@ -1,4 +1,4 @@
-"""Text for people as a list of blocks, shown on a terminal or written as Markdown or HTML."""
+"""Text as a list of blocks, shown on a terminal or written as Markdown or HTML."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 _SPECIAL: Final = re.compile(r"[*`|]|(?<!\w)_|_(?!\w)")
 """Characters with a meaning in Markdown. An underscore within a word has none."""
 _LEAST_NOTE: Final = 32
-"""Columns of a terminal that sentences in a table need."""
+"""Minimum terminal columns for sentences in a table."""
 Value = str | tuple[str, str]
 """A text, or a text and its style."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """Its subject."""
+    """The heading's text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class TextLine:
-    """A line of text, with a style of rich for the terminal; in bold also in Markdown."""
+    """A line of text, with a rich style for the terminal. Bold is also bold in Markdown."""
 
     text: str
     style: str = ""
@@ -36,18 +36,20 @@ class TextLine:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table, all columns of numbers but those in `left`."""
+    """A table. All columns are numbers except those in `left`."""
 
     heads: Sequence[str]
     rows: Iterable[Sequence[Value]]
     left: Collection[int] = (0,)
     notes_of: int | None = None
-    """Number of columns that name a row, if the last column has sentences. A terminal without room for those lists them below."""
+    """Number of columns that name a row, if the last column has sentences. A terminal that is too narrow lists those
+    below.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """A list with a title. A terminal shows at most `most` of them; `folded` Markdown shows the title alone."""
+    """A list with a title. A terminal shows at most `most` items. `folded` Markdown only shows the title."""
 
     title: str
     lines: Sequence[TextLine]
@@ -57,7 +59,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class ToPaste:
-    """Words of a command line, which stay on one line."""
+    """Words of a command line, kept on one line."""
 
     text: str
 
@@ -92,7 +94,7 @@ def _shown(block: Block) -> Iterator[Any]:
 
 
 class _OnTerminal:
-    """A grid as a table of rich. Its sentences are the last column, or a list below it if that leaves too little room."""
+    """A grid as a rich table. Sentences are the last column, or a list below if it is too narrow."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
@@ -161,7 +163,7 @@ def _written(block: Block) -> Iterator[str]:
 
 
 def escaped(text: str) -> str:
-    """`text` as it may stand in Markdown, on one line."""
+    """`text` escaped for Markdown, on one line."""
     return _SPECIAL.sub(r"\\\g<0>", " ".join(text.split())).replace("<", "&lt;")
 
 
@@ -171,7 +173,7 @@ def as_html(blocks: Iterable[Block]) -> str:
 
 
 def _marked_up(block: Block) -> Iterator[str]:
-    from html import escape  # a table of all of HTML's characters, which only pages need
+    from html import escape  # it loads a table of all HTML characters, which only pages need
 
     if isinstance(block, Heading):
         yield f"<h3>{escape(block.text)}</h3>"
@@ -209,7 +211,7 @@ _STYLES: Final = {
     "dim": "quiet",
     "yellow": "caution",
 }
-"""Style of rich -> class of the page."""
+"""rich style -> class of the page."""
 
 
 def _class(style: str) -> str:

@@ -10,7 +10,7 @@ from trtllm_pipeline.base.files.writing import csv_value
 
 
 def aligned(names: Mapping[str, str]) -> str:
-    """Names with a line of text each."""
+    """One line of text for each name, aligned."""
     width = max(map(len, names), default=0)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in names.items())
 

@@ -1,4 +1,4 @@
-"""Short forms for people: the parts that cell ids share, counts, durations, sizes."""
+"""Short forms for display: shared parts of cell ids, counts, durations, sizes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trtllm_pipeline.base.domain import CellId
 
 
 def shared_parts(ids: Sequence[str]) -> tuple[str, ...]:
-    """The segments that all of several ids have in common, whatever their place. Nothing is common to fewer than two."""
+    """The segments that several ids have in common, wherever they are. Empty for fewer than two."""
     if len(set(ids)) < 2:
         return ()
     split = [cell.split("/") for cell in ids]
@@ -18,7 +18,7 @@ def shared_parts(ids: Sequence[str]) -> tuple[str, ...]:
 
 
 def merged(sequences: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """Names in an order that fits all of several: what is new in one comes after what is before it there."""
+    """Names in an order that fits all sequences: new names follow their predecessors."""
     order: list[str] = []
     for sequence in sequences:
         place = 0
@@ -34,8 +34,8 @@ def merged(sequences: Iterable[Sequence[str]]) -> tuple[str, ...]:
 def in_flow_order(
     first_cells: Iterable[tuple[str, CellId]], of_cell: Callable[[CellId], Sequence[str]]
 ) -> tuple[str, ...]:
-    """All stages in the order of the flow, from the stages `of_cell` of the first cell that has each; a stage may come more
-    than once.
+    """All stages in the order of the flow, from the stages `of_cell` of the first cell that has each. A stage may occur
+    more than once.
     """
     cells: dict[str, CellId] = {}
     for stage, cell in first_cells:
@@ -44,7 +44,7 @@ def in_flow_order(
 
 
 def shorten(text: str, width: int) -> str:
-    """`text` in at most `width` characters, its middle left out: ids differ at their ends."""
+    """`text` in at most `width` characters, shortened in the middle: ids differ at their ends."""
     if len(text) <= width:
         return text
     if width < 4:
@@ -59,7 +59,7 @@ def count(number: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A duration as people say it: 0.4 s, 12 s, 2:05, 1:02:05."""
+    """A duration for display: 0.4 s, 12 s, 2:05, 1:02:05."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 59.5:
@@ -70,7 +70,7 @@ def duration(seconds: float) -> str:
 
 
 def size(size_bytes: float) -> str:
-    """Bytes with two digits that count: "270 MB", "1.4 GB", "145 GB", "2.1 TB"."""
+    """Bytes with two significant digits: "270 MB", "1.4 GB", "145 GB", "2.1 TB"."""
     unit, scale = next((each for each in (("TB", 1e12), ("GB", 1e9)) if size_bytes >= each[1]), ("MB", 1e6))
     value = size_bytes / scale
     return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"

@@ -1,4 +1,4 @@
-"""Measuring any server: clients, prompts, load, scores. It knows no matrix."""
+"""Measures any server: clients, prompts, load, scores. It does not depend on matrices."""
 
 from trtllm_pipeline.doors import door
 

@@ -1,4 +1,4 @@
-"""Models: fetched from hubs, read and checked; Triton model repositories and engine configurations."""
+"""Fetches, reads and checks models; Triton model repositories and engine configurations."""
 
 from trtllm_pipeline.doors import door
 

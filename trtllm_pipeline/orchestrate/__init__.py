@@ -1,4 +1,4 @@
-"""Cells in, artifacts and results out: the matrix, the plan, the run, clusters, the store."""
+"""Turns cells into artifacts and results: the matrix, the plan, the run, clusters, the store."""
 
 from trtllm_pipeline.doors import door
 

@@ -1,4 +1,4 @@
-"""The flow from a matrix to a report, in order. Each step is one function with one plain type on either side.
+"""The flow from a matrix to a report, in order. Each step is one function with one plain type as input and one as output.
 
     loaded = load(request)                              matrix and recipes, checked
     place = place_of(request, loaded)                   machine, nodes and executor: here, or a cluster
@@ -7,7 +7,7 @@
     done = run_with_retries(work)                       artifacts
     result = _report(done)                              rows, report.json
 
-`bring_up_to_date` is the same for a command that needs artifacts only. `outlook` ends before anything runs.
+`bring_up_to_date` is the same for a command that only needs artifacts. `outlook` ends before anything runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A verified cell in, an endpoint or a bundle out: managed servers, the gateway, exports."""
+"""Turns a verified cell into an endpoint or a bundle: managed servers, the gateway, exports."""
 
 from trtllm_pipeline.doors import door
 

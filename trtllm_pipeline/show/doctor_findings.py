@@ -410,7 +410,7 @@ def _transformers(installation: TensorRTLLM) -> Iterator[MachineCheck]:
     """Compare the installed transformers with the version that the release requires, if both are known."""
     try:
         required = releases.transformers_of(installation.release)
-    except ImportError:  # host.packages names what is missing
+    except ImportError:  # host.packages reports what is missing
         return
     found = installation.transformers
     if required is None or found is None:

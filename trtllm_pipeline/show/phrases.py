@@ -1,4 +1,4 @@
-"""Short forms that only reports and the command line say: ids without what all share, groups of cells, rough durations."""
+"""Short forms for reports and the command line: ids without common parts, groups of cells, rough durations."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ MAX_REASONS: Final = 10
 
 
 MAX_CELLS: Final = 3
-"""Cells of one reason."""
+"""Cells listed for one reason."""
 
 
 def without(cell: str, parts: Sequence[str]) -> str:
-    """A cell's id without some of its segments; never empty."""
+    """A cell's id without some of its segments. Never empty."""
     return "/".join(part for part in cell.split("/") if part not in parts) or cell
 
 
 def groups(ids: Sequence[str], most: int) -> list[str] | None:
-    """The group of each id: its first segments, as many as make no more than `most` groups; None where there are no such groups."""
+    """The group of each id: as many of its first segments as give at most `most` groups. None if there are no such
+    groups.
+    """
     split = [each.split("/") for each in ids]
     found: list[str] | None = None
     for depth in range(1, max(map(len, split), default=0)):
@@ -33,9 +35,9 @@ def groups(ids: Sequence[str], most: int) -> list[str] | None:
 
 
 def never_works(refused: Iterable[tuple[str, str]], all_by: str | None) -> list[str]:
-    """What to say of cells that can never work, given as (id, reason): each reason once, with its cells.
+    """Lines about cells that can never work, given as (id, reason): each reason once, with its cells.
 
-    Where `all_by` names what lists all of them, at most MAX_REASONS reasons with MAX_CELLS cells each.
+    If `all_by` names a command that lists all of them, at most MAX_REASONS reasons with MAX_CELLS cells each.
     """
     by_reason: dict[str, list[str]] = {}
     for cell, reason in refused:
@@ -55,7 +57,7 @@ def never_works(refused: Iterable[tuple[str, str]], all_by: str | None) -> list[
 
 
 def about(seconds: float) -> str:
-    """A guessed duration, rounded to what can be known of one: "40 s", "25 min", "2 h", "3 days"."""
+    """An estimated duration, rounded to its precision: "40 s", "25 min", "2 h", "3 days"."""
     if seconds < 52.5:
         return f"{max(1, round(seconds)) if seconds < 5 else 5 * round(seconds / 5)} s"
     minutes = seconds / 60

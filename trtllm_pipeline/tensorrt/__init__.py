@@ -1,4 +1,4 @@
-"""Building and serving: stages, toolchains, servers, and the diagnosis of failures."""
+"""Builds and serves models: stages, toolchains, servers, and the diagnosis of failures."""
 
 from trtllm_pipeline.doors import door
 

@@ -1,7 +1,7 @@
 """`python -m trtllm_pipeline.tensorrt.worker JOB.json [MODULE:FUNCTION]`: runs a stage's program on one attempt.
 
-Every stage's own program is started this way. So are helpers that run before it, by name. The process imports only what
-the program needs, nothing of the command line. A failure is recorded in `failure.json` next to the log.
+Every stage's own program is started this way. So are helpers that run before it, by name. The process only imports what
+the program needs, not the command line. A failure is recorded in `failure.json` next to the log.
 """
 
 from __future__ import annotations

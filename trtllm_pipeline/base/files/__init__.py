@@ -1,1 +1,1 @@
-"""Reading and writing files that others made or will read."""
+"""Reads and writes files shared with users and other programs."""

@@ -12,8 +12,8 @@ from typing import Final
 from trtllm_pipeline.base.files.reading import open_fd
 
 _SMALL_BYTES: Final = 1 << 20
-# A file changed this shortly before it was read could change again without its times showing it: file systems stamp
-# with the kernel's tick, up to 10 ms.
+# A file changed shortly before it was read could change again with the same times: file systems use the kernel's tick
+# for them, up to 10 ms.
 _SETTLED_NS: Final = 100_000_000
 
 
@@ -51,7 +51,7 @@ def sha256_of_file(path: Path) -> str:
 
 
 def _read(path: Path, *takers: Callable[[memoryview], object]) -> None:
-    """Give each of `takers` a file's content, in pieces."""
+    """Pass a file's content to each of `takers`, in pieces."""
     with os.fdopen(open_fd(path), "rb", buffering=0) as file:
         buffer = memoryview(bytearray(min(4 << 20, os.fstat(file.fileno()).st_size + 1)))
         while size := file.readinto(buffer):
@@ -66,11 +66,11 @@ def stamp(path: str) -> str:
 
 
 def stamped_digest(path: str) -> tuple[str | None, str]:
-    """A file's stamp and digest. The stamp is None if the file may change and keep its stamp."""
+    """A file's stamp and digest. The stamp is None if the file might change without changing its stamp."""
     before = None
-    while before != (after := stamp(path)):  # written to while it was read
+    while before != (after := stamp(path)):  # written while it was read
         before, digest = after, digest_file(Path(path))
     changed = [int(part) for part in after.split()[1:3]]
-    # A clock that was set back leaves files from the future, which did not change just now either.
+    # After a clock was set back, files from the future have not just changed either.
     settled = min(abs(time.time_ns() - when) for when in changed) > _SETTLED_NS
     return after if settled else None, digest

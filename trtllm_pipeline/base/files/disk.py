@@ -26,7 +26,9 @@ def folder_bytes(folder: str | Path) -> int:
 
 
 def no_room(error: OSError, path: Path) -> str | None:
-    """What `error`, met while writing at or below `path`, says of the room there; None when it speaks of another thing."""
+    """A description of the full disk or quota that caused `error` while writing at or below `path`. None for other
+    errors.
+    """
     if error.errno == errno.EFBIG:
         return f"files are limited to {_size(resource.getrlimit(resource.RLIMIT_FSIZE)[0])} here (ulimit -f)"
     if error.errno not in _FULL:

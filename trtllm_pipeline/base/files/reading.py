@@ -1,4 +1,6 @@
-"""Opens the files of a workspace and of the cache. Only a regular file is read: a named pipe would block its reader for ever."""
+"""Opens the files of a workspace and of the cache. Only regular files are read: a named pipe would block its reader
+forever.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ KINDS: Final = {
 
 
 class NotAFileError(IsADirectoryError):
-    """A directory, a named pipe, a socket or a device is in the place of a file."""
+    """A path is a directory, a named pipe, a socket or a device instead of a file."""
 
     def __init__(self, path: str | Path, mode: int) -> None:
         kind = KINDS.get(stat.S_IFMT(mode), "something else")
@@ -45,7 +47,7 @@ def open_fd(path: str | Path, flags: int = os.O_RDONLY) -> int:
 
 
 def open_file(path: str | Path) -> BinaryIO:
-    """A regular file, to be read. Raises as `open_fd`."""
+    """A regular file opened for reading. Raises as `open_fd`."""
     return os.fdopen(open_fd(path), "rb")
 
 

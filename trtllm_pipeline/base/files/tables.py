@@ -1,4 +1,4 @@
-"""Rows of CSV and Parquet files, read with the same care as JSON Lines."""
+"""Reads rows of CSV and Parquet files as strictly as those of JSON Lines."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from trtllm_pipeline.base.errors import Fault, MatrixError, UsageError
 
 T = TypeVar("T")
 Columns = Callable[[Sequence[str]], Sequence[str]]
-"""Names of a table's columns -> those that are read."""
+"""Names of a table's columns -> the columns to read."""
 _LONGEST: Final = 1 << 24
-"""Characters of a cell of a CSV file."""
+"""Length limit of one CSV value, in characters."""
 _FIRST_ROWS: Final = 1000
 _MOST_FAULTS: Final = 20
 
@@ -26,9 +26,11 @@ def is_table(path: Path) -> bool:
 
 
 def read(path: Path, parse: Callable[[Any, int], T], columns: Columns = list, *, first: bool = False) -> list[T]:
-    """What `parse` makes of each row, a mapping, and its number; with `first`, of the first thousand alone, for a plan.
+    """The results of `parse` for each row, a mapping, and its number. With `first`, only for the first thousand, for a
+    plan.
 
-    Raises MatrixError with every row that `parse` raises ValueError for, and UsageError for a Parquet file without pyarrow.
+    Raises MatrixError with every row for which `parse` raises ValueError, and UsageError for a Parquet file without
+    pyarrow.
     """
     rows: list[T] = []
     faults: list[Fault] = []
@@ -51,7 +53,7 @@ def read(path: Path, parse: Callable[[Any, int], T], columns: Columns = list, *,
 
 
 def count(path: Path) -> int:
-    """How many rows a table has. Raises OSError or ValueError for what is none, and UsageError as `read` does."""
+    """Number of rows in a table. Raises OSError or ValueError for an invalid table, and UsageError as `read` does."""
     if path.suffix.lower() == ".parquet":
         with _parquet_file(path) as table:
             return int(table.metadata.num_rows)
@@ -81,7 +83,7 @@ def _parquet_rows(path: Path, columns: Columns) -> Iterator[Any]:
 
 
 def _parquet_file(path: Path) -> Any:
-    """An open Parquet file. Raises UsageError without pyarrow, and ValueError for what is none."""
+    """An open Parquet file. Raises UsageError without pyarrow, and ValueError for an invalid file."""
     try:
         from pyarrow.parquet import ParquetFile
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Reads files from users; the result is data or a MatrixError that names file and line.
+"""Reads files from users. The result is data, or a MatrixError with file and line.
 
 Reading cannot hang, because only regular files are opened, and no content can raise any other exception.
 """
@@ -22,11 +22,11 @@ from trtllm_pipeline.base.files.reading import KINDS, open_file
 
 T = TypeVar("T")
 _FIRST_BYTES: Final = 1 << 20
-"""The part of a file of lines that a plan reads."""
+"""How much of a file of lines a plan reads."""
 MAX_DEPTH: Final = 100
-"""Levels of a JSON value. Python's own limit depends on its version and on how deep its caller is."""
+"""Depth limit of a JSON value. Python's own limit depends on its version and on the caller's stack depth."""
 _BRACKET_RUN: Final = re.compile(rf"(?:[\[{{]\s*){{{MAX_DEPTH + 1}}}")
-"""That many nested levels opened in a row."""
+"""More than MAX_DEPTH levels opened in a row."""
 _WORDS: Final = {
     errno.ELOOP: "is a link that leads back to itself",
     errno.ENAMETOOLONG: "the name is too long for the file system",
@@ -49,7 +49,7 @@ def check(path: Path, *, hint: str | None = None) -> None:
 
 
 def _why(path: Path, error: OSError | ValueError) -> str:
-    """Why a file cannot be read; a ValueError means a NUL in the name."""
+    """The reason why a file cannot be read. A ValueError means a NUL in the name."""
     if not isinstance(error, OSError):
         return f"cannot be read: {error}"
     if error.errno not in {errno.ENOENT, errno.ENOTDIR}:
@@ -66,7 +66,7 @@ def _why(path: Path, error: OSError | ValueError) -> str:
 
 
 def read_text(path: Path, *, limit: int | None = None) -> str:
-    """The text of a file in UTF-8, without a byte order mark. Raises MatrixError, also beyond `limit` bytes."""
+    """The text of a UTF-8 file, without a byte order mark. Raises MatrixError, including for more than `limit` bytes."""
     content = _read(path, -1 if limit is None else limit + 1)
     if limit is not None and len(content) > limit:
         fail(os.fspath(path), None, f"is larger than {limit // 1024**2} MiB")
@@ -74,9 +74,9 @@ def read_text(path: Path, *, limit: int | None = None) -> str:
 
 
 def _first_lines(path: Path) -> str | None:
-    """The lines in the first _FIRST_BYTES of a file of lines, without the one that continues behind them. Raises MatrixError.
+    """The complete lines in the first _FIRST_BYTES of a file of lines. Raises MatrixError.
 
-    None of a larger file that is one JSON array, or of which no line ends there.
+    None for a larger file that is one JSON array, or whose first line is longer.
     """
     content = _read(path, _FIRST_BYTES + 1)
     if len(content) > _FIRST_BYTES:
@@ -111,13 +111,13 @@ class JsonError(ValueError):
 
 
 def decode(text: str | bytes, *, unique: bool = False) -> Json:
-    """The value of a JSON text. Raises JsonError for any fault; with `unique`, also for a duplicate key."""
+    """The value of a JSON text. Raises JsonError for any fault; with `unique`, including a duplicate key."""
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8-sig")
         value: Json = json.loads(text, object_pairs_hook=_unique if unique else None)
     except json.JSONDecodeError as error:
-        # Python 3.13 reads deeper than others before it gives up, and so may come to another fault first.
+        # Python 3.13 recurses deeper than others, and so may reach another fault first.
         if _BRACKET_RUN.search(error.doc, 0, error.pos):
             raise JsonError(f"nested deeper than {MAX_DEPTH} levels") from None
         raise JsonError(f"not JSON: {error.msg} at column {error.colno}", error.lineno) from None
@@ -127,7 +127,7 @@ def decode(text: str | bytes, *, unique: bool = False) -> Json:
         raise JsonError("not UTF-8 text") from None
     except JsonError:
         raise
-    except ValueError:  # Python reads no decimal number beyond 4300 digits
+    except ValueError:  # Python does not read integers with more than 4300 digits
         raise JsonError("a number has more than 4300 digits") from None
     if text.count("[") + text.count("{") > MAX_DEPTH and _deeper(value, MAX_DEPTH):
         raise JsonError(f"nested deeper than {MAX_DEPTH} levels")
@@ -155,7 +155,7 @@ def decode_mapping(text: str | bytes) -> dict[str, Any]:
 
 
 def decode_yaml(text: str | bytes) -> Any:
-    """The value of a YAML text as other programs read it. Raises JsonError for any fault."""
+    """The value of a YAML text, as other programs read it. Raises JsonError for any fault."""
     import yaml
 
     try:
@@ -166,7 +166,7 @@ def decode_yaml(text: str | bytes) -> Any:
         raise JsonError(f"not YAML: {problem}", mark.line + 1 if mark else None) from None
     except RecursionError:
         raise JsonError(f"nested deeper than {MAX_DEPTH} levels") from None
-    except ValueError as error:  # no date, or no number that Python reads
+    except ValueError as error:  # an invalid date or number
         raise JsonError(f"not YAML: {error}") from None
 
 
@@ -185,7 +185,7 @@ def _deeper(value: Json, limit: int) -> bool:
 
 
 def read_json(path: Path, decode: Callable[[str], Any] = decode) -> Any:
-    """The value of a JSON file, or whatever `decode` reads. Raises MatrixError with the line."""
+    """The value of a JSON file, or the result of `decode`. Raises MatrixError with the line."""
     text = read_text(path)
     try:
         return decode(text)
@@ -194,7 +194,7 @@ def read_json(path: Path, decode: Callable[[str], Any] = decode) -> Any:
 
 
 def read_mapping(path: Path, decode: Callable[[str], Any] = decode) -> dict[str, Any]:
-    """The object in a JSON file, or whatever `decode` reads. Raises MatrixError with the line."""
+    """The object in a JSON file, or the result of `decode`. Raises MatrixError with the line."""
     value = read_json(path, decode)
     if not isinstance(value, dict):
         fail(os.fspath(path), None, "expected a mapping of keys to values")
@@ -204,10 +204,11 @@ def read_mapping(path: Path, decode: Callable[[str], Any] = decode) -> dict[str,
 def read_json_lines(
     path: Path, parse: Callable[[Json, int], T], *, nothing: str, hint: str | None = None, first: bool = False
 ) -> list[T]:
-    """The results of `parse` for the value and number of each line that is not blank, or of each element of one JSON array.
+    """The results of `parse` for the value and number of each nonblank line, or of each element of one JSON array.
 
     With `first`, only the lines in the first MiB are read: a plan does not read all of a large file. Raises MatrixError
-    with every line that is not JSON or for which `parse` raises RowError or ValueError, and with `nothing` for an empty file.
+    with every line that is not JSON or for which `parse` raises RowError or ValueError, and with `nothing` for an empty
+    file.
     """
     results: list[T] = []
     faults: list[Fault] = []
@@ -232,7 +233,7 @@ def read_json_lines(
 
 
 def json_array(text: str) -> list[Any] | None:
-    """The elements of a text that is one JSON array; None for any other, such as one in each line."""
+    """The elements of a text that is one JSON array. None for other text, such as JSON Lines."""
     if not text.lstrip().startswith("["):
         return None
     try:

@@ -1,4 +1,4 @@
-"""JSON files that the pipeline writes and reads back, and values of CSV files that no spreadsheet runs."""
+"""Writes JSON files that the pipeline reads back, and CSV values that no spreadsheet runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _encode: Final = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def json_lines(**parts: Json | Iterator[Json]) -> Iterator[str]:
-    """An object as lines of JSON text; a part that is an iterator becomes a list, a line for each of its items."""
+    """An object as lines of JSON text. An iterator becomes a list, one line per item."""
     before = "{"
     for name, part in parts.items():
         if isinstance(part, Iterator):
@@ -32,7 +32,7 @@ def json_lines(**parts: Json | Iterator[Json]) -> Iterator[str]:
 
 
 def object_text(data: Mapping[str, Json]) -> str:
-    """An object as JSON text with a line for each of its parts, and for each item of its lists."""
+    """An object as JSON text with one line for each member, and for each item of a list."""
 
     def text(part: Json) -> str:
         if not part or not isinstance(part, list):
@@ -55,7 +55,7 @@ def csv_value(value: object) -> object:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file of the pipeline's own; None for a file that is not there or holds anything else."""
+    """The JSON object in a file of the pipeline. None if the file is missing or has other content."""
     try:
         data = json.loads(read_bytes(path))
     except (OSError, ValueError, RecursionError):
@@ -64,12 +64,12 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 def write_json(path: Path, value: object, *, indent: int = 1) -> None:
-    """Write `value` as JSON so that a reader sees the old file or the new one, never a part."""
+    """Write `value` as JSON. Readers see the old file or the new one, never a part."""
     write_lines(path, (json.dumps(value, indent=indent, ensure_ascii=False),))
 
 
 def write_once(path: str | Path, text: str) -> None:
-    """Write a text file that has no readers yet."""
+    """Write a text file that does not have readers yet."""
     try:
         Path(path).write_bytes(text.encode())
     except OSError as error:
@@ -83,12 +83,12 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write a text file so that a reader sees the old one or the new one, never a part."""
+    """Write a text file. Readers see the old one or the new one, never a part."""
     _write(path, (f"{line}\n" for line in lines))
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file as `write_lines` does, its line ends as they are."""
+    """Write a text file as `write_lines` does, keeping its line ends."""
     _write(path, (text,))
 
 

@@ -21,20 +21,21 @@ EXAMPLE: Final = "--assume 8xH100,tensorrt_llm==1.2"
 _SEVERAL: Final = "--assume '2xH100,tensorrt_llm==1.2.0; 2xL40S,tensorrt_llm==1.2.0'"
 _BETWEEN_TYPES: Final = ";"
 ASSUMED: Final = "assumed"
-"""Stands for a version or name that was not given. It equals no real one, so results are never mixed up."""
+"""Placeholder for a version or name that was not given. It equals no real one, so results are never mixed up."""
 LAST_WITH_ENGINES: Final = "1.3.0rc20"
-"""The last release with `trtllm-build`, as its own page says; later ones are assumed to have none. `build=yes` says
-otherwise."""
+"""The last release with `trtllm-build`, according to its documentation. Later ones are assumed to lack it, unless
+`build=yes` is given.
+"""
 _FIRST_WITH_SERVE: Final = "0.15"
 _FIRST_WITH_BENCH: Final = "0.12"
 _FIRST_WITH_MODEL_OPTIMIZER: Final = "0.10"
-"""TensorRT-LLM's package depends on it since then."""
+"""TensorRT-LLM's package has depended on it since then."""
 _LEAST_BYTES: Final = 2**30 // 10
-"""The least that a line can say of memory: Docker gives a container 64 MiB of /dev/shm."""
+"""The smallest memory size that a line can express: Docker gives a container 64 MiB of /dev/shm."""
 _CPUS_PER_GPU: Final = 8
 _EXAMPLES: Final = "/app/examples"
 _TEMPLATES: Final = "/app/all_models"
-"""Both as in NGC's Triton image with TensorRT-LLM."""
+"""Both are paths in NGC's Triton image with TensorRT-LLM."""
 _OF_GPUS: Final = ("sm", "gpu_memory_gib", "gpu")
 _OF_TENSORRT_LLM: Final = ("build", "serve", "bench", "examples", "templates")
 KEYS: Final = (
@@ -50,7 +51,7 @@ KEYS: Final = (
     "shm_gib",
 )
 HERE: Final = "here"
-"""Stands for this machine."""
+"""Refers to this machine."""
 _FOLLOW: Final = {
     "tensorrt_llm": ("build", "serve", "bench", "examples", "triton", "model_optimizer", "transformers"),
     "sm": ("gpu", "gpu_memory_gib"),
@@ -58,15 +59,16 @@ _FOLLOW: Final = {
 }
 """Key -> keys that no longer describe this machine once it is changed."""
 _VERSIONS: Final = ("tensorrt_llm", "triton", "model_optimizer", "transformers")
-"""Keys that take `==` as well."""
+"""Keys that also accept `==`."""
 
 
 def parse(text: str) -> Machine:
-    """The machine that a line describes, or several that differ in their GPUs. Raises UsageError with all faults of the line.
+    """The machine that a line describes, or several that differ in their GPUs. Raises UsageError with all faults of the
+    line.
 
-    Missing values get the usual value for the release and the compute capability. Memory is rounded to a tenth of a GiB.
-    Without `memory_gib` and `shm_gib` nothing is known of the host's memory and of /dev/shm, and nothing compared with them.
-    A line that starts with `here` describes this machine, with what else it says in place of its values.
+    Missing values get the usual value for the release and the compute capability. Memory is rounded to a tenth of a
+    GiB. Without `memory_gib` and `shm_gib`, the host's memory and /dev/shm are unknown, and not checked. A line that
+    starts with `here` describes this machine, with the other values of the line in place of its own.
     """
     machines = [_parse(each) for each in text.split(_BETWEEN_TYPES)]
     if len(machines) == 1:
@@ -147,7 +149,7 @@ class _AssumedValues:
         self.faults: list[str] = []
         self.values: dict[str, str] = {}
         self.gpu: gpu_types.GpuType | None = None
-        """The type of GPU of a part such as `2xH100`."""
+        """The type of GPU in a part such as `2xH100`."""
         for part in map(str.strip, text.split(",")):
             if self._is_gpu(part):
                 continue
@@ -169,7 +171,7 @@ class _AssumedValues:
                 self.values[key] = value
 
     def _is_gpu(self, part: str) -> bool:
-        """True if `part` names GPUs, which are then recorded."""
+        """True if `part` names GPUs. They are then recorded."""
         count, kind = gpu_types.counted(part)
         if kind is None:
             return False
@@ -226,7 +228,7 @@ class _AssumedValues:
 
 
 def _here(changes: str) -> str:
-    """The line of this machine, changed. What follows from a value that is changed is that of a usual machine."""
+    """The line for this machine, with changes. Values that depend on a changed one get their usual values."""
     from trtllm_pipeline.base.machine.probe import this_machine
 
     own = dict(part.split("=", 1) for part in describe(this_machine()).split(","))
@@ -278,7 +280,7 @@ def _tensorrt_llm(read: _AssumedValues) -> TensorRTLLM | None:
     except InvalidVersion:
         read.fault("tensorrt_llm", "expected a release, such as 0.12.0 or 1.3.0rc3")
         release = _version(LAST_WITH_ENGINES)
-    # The example scripts that matter went away together with the engines.
+    # The relevant example scripts were removed together with the engines.
     engines = release <= _version(LAST_WITH_ENGINES)
     return TensorRTLLM(
         release=_written(release),
@@ -292,7 +294,7 @@ def _tensorrt_llm(read: _AssumedValues) -> TensorRTLLM | None:
 
 
 def _written(release: Version) -> str:
-    """A release as the package's metadata has it: 1.2 is 1.2.0."""
+    """A release as in the package's metadata: 1.2 is 1.2.0."""
     from packaging.version import Version
 
     text, base = str(release), release.base_version
@@ -300,7 +302,7 @@ def _written(release: Version) -> str:
 
 
 def _transformers(read: _AssumedValues) -> str | None:
-    """A version; None for the one that the release pins, as far as it is known."""
+    """A version. Default: the one that the release pins, if known."""
     from packaging.version import InvalidVersion
 
     value = read.values.get("transformers")
@@ -320,7 +322,7 @@ def _triton(read: _AssumedValues, tensorrt_llm: TensorRTLLM | None) -> TritonSer
 
 
 def _version(release: str) -> Version:
-    """Without its local part (`+cu128`), which says how a release was built. Raises InvalidVersion."""
+    """The version without its local part (`+cu128`), which identifies the build of a release. Raises InvalidVersion."""
     from packaging.version import Version
 
     return Version(Version(release).public)

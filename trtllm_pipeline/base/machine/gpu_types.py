@@ -8,13 +8,13 @@ from typing import Final, NamedTuple
 
 
 class GpuType(NamedTuple):
-    """A type of GPU as the driver reports it."""
+    """A type of GPU, with the driver's name for it."""
 
     name: str
     sm: int
     """Compute capability as one number: 90 is 9.0."""
     memory_mib: int
-    """As in nvidia-smi. With error correction in GDDR, a sixteenth less than in the data sheet."""
+    """As in nvidia-smi. With GDDR error correction, a sixteenth less than in the data sheet."""
 
     @property
     def memory_gib(self) -> float:
@@ -70,11 +70,11 @@ def counted(text: str) -> tuple[str | None, GpuType | None]:
 
 
 def near(text: str) -> str | None:
-    """The name in the table that is most like the GPU in `text`."""
+    """The table's name that is closest to the GPU in `text`."""
     match = _COUNTED.fullmatch(text.strip())
     names = {_plain(name): name for name in GPU_TYPES}
-    found = difflib.get_close_matches(_plain(match[2]), names, n=1, cutoff=0.5) if match else []
-    return names[found[0]] if found else None
+    close = difflib.get_close_matches(_plain(match[2]), names, n=1, cutoff=0.5) if match else []
+    return names[close[0]] if close else None
 
 
 def usual(sm: int) -> GpuType | None:

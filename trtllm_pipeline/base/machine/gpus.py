@@ -1,6 +1,6 @@
 """The NVIDIA GPUs of this machine, through NVML, or through `nvidia-smi` if nvidia-ml-py is not installed.
 
-Nothing here raises; problems are returned as messages.
+These functions do not raise. Problems are returned as messages.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _SMI_FIELDS: Final = "index,uuid,name,memory.total,memory.free,compute_cap,mig.m
 _SMI_TIMEOUT_S: Final = 20.0
 _LOOK_EVERY_S: Final = 0.1
 _LOOK_SHARE: Final = 100
-"""Memory is looked at again after this many times what looking took."""
+"""Memory is sampled again after this many times the duration of a sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU or MIG slice, and how busy it is."""
+    """A GPU or MIG slice, and its current use."""
 
     gpu: Gpu
     parent: str
-    """UUID of the physical GPU; that of `gpu` itself unless it is a MIG slice."""
+    """UUID of the physical GPU. For a GPU that is not a MIG slice, its own."""
     free_bytes: int | None = None
     processes: int | None = None
-    """Compute processes of all users on it; in a container possibly only those of the container."""
+    """Compute processes of all users on it. In a container, possibly only those of the container."""
     bus: str | None = None
-    """PCI address of the physical GPU, as sysfs has it: 0000:3b:00.0."""
+    """PCI address of the physical GPU in the form of sysfs: 0000:3b:00.0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Graphics:
 
 
 def look() -> Graphics:
-    """All devices this process may use. Takes milliseconds without a GPU; with one, as long as the driver takes."""
+    """All devices this process may use. Takes milliseconds without a GPU, otherwise as long as the driver takes."""
     result = _look()
     devices, problem = visible(result.devices, os.environ.get(MASK_VARIABLE))
     problems = (*result.problems, problem) if problem else result.problems
@@ -70,10 +70,10 @@ def look() -> Graphics:
 
 
 def visible(devices: Sequence[Device], mask: str | None) -> tuple[tuple[Device, ...], str | None]:
-    """The devices that a CUDA_VISIBLE_DEVICES of `mask` leaves, in its order, and what is wrong with it.
+    """The devices that a CUDA_VISIBLE_DEVICES of `mask` selects, in its order, and what is wrong with it.
 
-    Entries are indices, UUIDs or beginnings of UUIDs that fit one GPU only; a GPU in MIG mode stands for its slices.
-    None leaves all of them, an empty text none. As CUDA does, reading stops at the first entry that names no device.
+    Entries are indices, UUIDs or UUID prefixes that match one GPU only. A GPU in MIG mode stands for its slices. None
+    selects all devices, an empty text none. As in CUDA, parsing stops at the first entry that matches no device.
     Source: CUDA C++ Programming Guide, CUDA Environment Variables.
     """
     if mask is None:
@@ -114,7 +114,7 @@ def _named(entry: str, devices: Sequence[Device]) -> list[Device]:
 
 def _look() -> Graphics:
     if not any(map(os.path.exists, _DRIVERS)):
-        return Graphics()  # before anything is imported: every plan comes through here
+        return Graphics()  # before any import: every plan calls this
     with nvml() as ask:
         if ask is None:
             return _by_nvidia_smi()
@@ -125,7 +125,7 @@ def _look() -> Graphics:
 
 @contextlib.contextmanager
 def nvml() -> Iterator[Nvml | None]:
-    """NVML while the block runs; None where nvidia-ml-py is not installed."""
+    """NVML while the block runs. None if nvidia-ml-py is not installed."""
     try:
         module = importlib.import_module("pynvml")
     except ImportError:
@@ -146,12 +146,12 @@ def nvml() -> Iterator[Nvml | None]:
 
 
 class Nvml:
-    """NVML, with None for what this driver, device or version of nvidia-ml-py does not support."""
+    """NVML, with None for everything that this driver, device or version of nvidia-ml-py does not support."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module
         self.error: str | None = None
-        """Why nothing can be asked: the driver does not respond."""
+        """Why it cannot be queried: the driver does not respond."""
 
     def handles(self) -> list[Any]:
         """The GPUs that respond."""
@@ -171,8 +171,8 @@ class Nvml:
 class GpuPeaks:
     """Peak GPU memory of stage runs, sampled from NVML's figures for whole devices.
 
-    Memory in use when a stage run started belongs to others and does not count. Pipelines give a stage run exclusive use of
-    its GPUs.
+    Memory in use when a stage run started belongs to others and does not count. Pipelines give a stage run exclusive
+    use of its GPUs.
     """
 
     def __init__(self) -> None:
@@ -185,7 +185,7 @@ class GpuPeaks:
         self._next = 0.0
 
     def begin(self, run_id: str, gpus: Sequence[str]) -> None:
-        """From now on watch these GPUs for a stage run."""
+        """Start watching these GPUs for a stage run."""
         if not gpus:
             return
         if not self._opened:
@@ -200,7 +200,7 @@ class GpuPeaks:
         self._next = 0.0
 
     def look(self) -> None:
-        """Look at the GPUs of all stage runs that are watched, unless that was done a moment ago."""
+        """Sample the GPUs of all watched stage runs, unless this was just done."""
         now = time.monotonic()
         if not self._watched or now < self._next:
             return
@@ -217,7 +217,7 @@ class GpuPeaks:
         return self._peaks.pop(run_id, None)
 
     def close(self) -> None:
-        """Let go of NVML."""
+        """Release NVML."""
         self._stack.close()
 
     def _used(self, handle: object) -> int | None:
@@ -256,7 +256,7 @@ def _by_nvml(ask: Nvml) -> Graphics:
 
 
 def _device(ask: Nvml, handle: object, physical: object, index: int, parent: str, sm: int) -> Device:
-    """A GPU, or a slice of the one that `physical` and the UUID `parent` are of."""
+    """A GPU, or a slice of the one with handle `physical` and UUID `parent`."""
     mig = handle is not physical
     memory = ask("nvmlDeviceGetMemoryInfo", handle)
     running = ask("nvmlDeviceGetComputeRunningProcesses", handle)
@@ -264,7 +264,7 @@ def _device(ask: Nvml, handle: object, physical: object, index: int, parent: str
         index=index,
         uuid=ask("nvmlDeviceGetUUID", handle) if mig else parent,
         name=ask("nvmlDeviceGetName", handle) or "unknown",
-        # GPUs that share the host's memory (GB10, Jetson) have none of their own to report.
+        # GPUs that share the host's memory (GB10, Jetson) have no memory of their own to report.
         memory_bytes=memory.total if memory else physical_bytes(),
         sm=sm,
         mig=mig,

@@ -1,4 +1,4 @@
-"""How much memory programs on this machine may use: the host's, limited by control groups, and /dev/shm."""
+"""Memory limits of programs on this machine: the host's memory, limited by control groups, and /dev/shm."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def physical_bytes() -> int:
 
 
 def host_bytes() -> int:
-    """Memory of the host, or as much of it as this process's control groups allow."""
+    """Memory of the host, or less if the control groups of this process limit it."""
     physical = physical_bytes()
     return min(physical, _cgroup_bytes() or physical)
 
@@ -32,7 +32,7 @@ def shared_bytes() -> int | None:
 
 
 def _cgroup_bytes() -> int | None:
-    """The least memory limit of the control groups above this process, in bytes; cgroup v2 and v1."""
+    """The smallest memory limit of the control groups above this process, in bytes; cgroup v2 and v1."""
     limits = []
     try:
         lines = _CGROUP.read_text(encoding="utf-8").splitlines()
@@ -43,7 +43,7 @@ def _cgroup_bytes() -> int | None:
         root = _CGROUPS / ("memory" if controllers else "")
         name = "memory.limit_in_bytes" if controllers else "memory.max"
         if controllers in {"", "memory"}:
-            # In a container the path may be the host's, of which only the root can be seen.
+            # In a container, the path may be the host's, of which only the root is visible.
             group = root / path.lstrip("/")
             limits += [_number(each / name) for each in (group, *group.parents) if each.is_relative_to(root)]
     return min((limit for limit in limits if limit is not None), default=None)

@@ -1,6 +1,6 @@
 """The parts of a machine that plans depend on: CPUs, GPUs, and the software that builds and serves models.
 
-`probe.py` detects the `Machine`; `--assume` describes one for planning on another machine.
+`probe.py` detects the `Machine`. `--assume` describes one, to plan for another machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Gpu:
 
     index: int
     uuid: str
-    """The name that CUDA_VISIBLE_DEVICES takes, whatever the order of devices."""
+    """Its name in CUDA_VISIBLE_DEVICES. Does not depend on the order of devices."""
     name: str
     memory_bytes: int
     sm: int
@@ -32,29 +32,29 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class TensorRTLLM:
-    """An installed TensorRT-LLM: its release, and where its parts are."""
+    """An installed TensorRT-LLM: its release, and the paths of its parts."""
 
     release: str
-    """As its package metadata says, such as 0.12.0 or 1.3.0rc3."""
+    """Release in its package metadata, such as 0.12.0 or 1.3.0rc3."""
     build: str | None = None
-    """Path of `trtllm-build`. Its presence, not the release, says whether engines can be built."""
+    """Path of `trtllm-build`. Its presence, not the release, determines whether engines can be built."""
     serve: str | None = None
     """Path of `trtllm-serve`."""
     examples: str | None = None
-    """Directory `examples` of the source tree of this release; wheels have none."""
+    """Directory `examples` in the source tree of this release. Wheels lack it."""
     templates: str | None = None
     """Directory `all_models` with this release's Triton model templates."""
     python: str = "python3"
-    """Interpreter that has the package; example scripts run under it."""
+    """Interpreter with the package installed. Example scripts run in it."""
     transformers: str | None = None
-    """Version of transformers of that interpreter; None if unknown."""
+    """Version of transformers in that interpreter. None if unknown."""
     bench: str | None = None
     """Path of `trtllm-bench`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TritonServer:
-    """An installed Triton Inference Server, as plans see it. Its files are a `TritonInstallation`."""
+    """An installed Triton Inference Server, as far as plans need it. Its files are a `TritonInstallation`."""
 
     path: str
     version: str | None
@@ -79,7 +79,7 @@ class Machine:
     model_optimizer: str | None = None
     """Version of NVIDIA Model Optimizer."""
     model_optimizer_python: str | None = None
-    """Interpreter of an environment of its own that has it; None for that of TensorRT-LLM."""
+    """Interpreter of a separate environment that has it. None for TensorRT-LLM's."""
     torch: str | None = None
     triton: TritonServer | None = None
     mpirun: str | None = None
@@ -88,7 +88,7 @@ class Machine:
     shared_bytes: int | None = None
     """Size of /dev/shm. None if unknown."""
     assumed: bool = False
-    """Described by `--assume`, not detected: for plans only."""
+    """Described by `--assume`, not detected. For plans only."""
     types: tuple[tuple[str, Machine], ...] = ()
     """(cluster with several GPU types) The type in lower case, and a machine with it. The first is this machine."""
 
@@ -102,7 +102,7 @@ class Machine:
         return self if not (gpu and self.types) else dict(self.types).get(gpu.lower(), self)
 
     def lacks(self, gpu: str) -> str | None:
-        """Why nothing can run on a type of GPU here, which may be a part of its name (H100); None if it can."""
+        """Why nothing can run on a type of GPU here, which may be part of its name (H100). None if it can."""
         names = {name for name, _ in self.types} or {each.name for each in self.gpus}
         right = {name for name in names if (name == gpu.lower() if self.types else _words(gpu) <= _words(name))}
         if right and (self.types or right == names):
@@ -116,7 +116,9 @@ def _words(name: str) -> set[str]:
 
 
 def from_json(data: Mapping[str, Any]) -> Machine:
-    """The machine from which `dataclasses.asdict` made `data`. Raises TypeError, KeyError, ValueError for anything else."""
+    """The machine that `dataclasses.asdict` converted to `data`. Raises TypeError, KeyError, ValueError for anything
+    else.
+    """
     parts: dict[str, Any] = {"gpus": tuple(Gpu(**gpu) for gpu in data["gpus"])}
     parts["types"] = tuple((name, from_json(each)) for name, each in data["types"])
     if (tensorrt_llm := data["tensorrt_llm"]) is not None:
@@ -127,7 +129,7 @@ def from_json(data: Mapping[str, Any]) -> Machine:
 
 
 def cpu_count() -> int:
-    """CPUs this process may keep busy: those of its affinity mask, or fewer where its cgroup has a quota."""
+    """CPUs this process may keep busy: those of its affinity mask, or fewer if its cgroup has a quota."""
     return limited_by_quota(len(os.sched_getaffinity(0)))
 
 

@@ -1,4 +1,4 @@
-"""Versions of installed packages, by the metadata that pip leaves beside them."""
+"""Versions of installed packages, from the metadata that pip leaves next to them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def version_of(package: str, folders: Iterable[str] = ()) -> str | None:
     """Version in a package's metadata, in `directories` or else on this Python's import path. None without it."""
     text = ""
     metadata = next(_metadata_of(package, list(folders) or sys.path), None)
-    for name in ("METADATA", "PKG-INFO") if metadata else ():  # an interrupted installation leaves neither behind
+    for name in ("METADATA", "PKG-INFO") if metadata else ():  # an interrupted installation leaves neither
         with suppress(OSError):
             text = text or Path(metadata or "", name).read_text("utf-8", "replace")
     version = re.search(r"^Version: *(\S+)", text, re.MULTILINE)
@@ -22,7 +22,9 @@ def version_of(package: str, folders: Iterable[str] = ()) -> str | None:
 
 
 def _metadata_of(package: str, folders: Iterable[str]) -> Iterator[str]:
-    """Directories with a package's metadata, as importlib.metadata finds them, whose import takes longer than all of this."""
+    """Directories with a package's metadata, found as importlib.metadata does, whose import takes longer than all of
+    this.
+    """
 
     def normal(name: str) -> str:
         return re.sub(r"[-_.]+", "_", name).lower()

@@ -1,4 +1,4 @@
-"""Which CPUs belong to which GPU, so that what is measured side by side does not share any."""
+"""Assigns CPUs to GPUs, so that measurements running at the same time do not share any."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ _SYSFS: Final = Path("/sys")
 def cpus_of(
     devices: Sequence[Device], allowed: Collection[int] | None = None, *, sysfs: Path = _SYSFS
 ) -> dict[str, tuple[int, ...]]:
-    """UUID -> CPUs of each of `devices`, all that a machine has: whole cores of those near it, dealt out among those they are near to.
+    """UUID -> CPUs for each of `devices`, all of a machine: whole cores near the device, divided among the devices they
+    are near.
 
-    Memory comes from the node of the CPU that touches it first, so it is near as well. Only the CPUs in `allowed`
+    Memory is allocated on the node of the CPU that touches it first, so it is near as well. Only the CPUs in `allowed`
     count, by default those of this process. Devices share the cores near them if there are fewer cores than devices.
     """
     usable = frozenset(os.sched_getaffinity(0) if allowed is None else allowed)
     near: dict[frozenset[int], list[str]] = {}
     for device in devices:
         near.setdefault(_near(device, usable, sysfs), []).append(device.gpu.uuid)
-    if sum(map(len, near)) > len(frozenset().union(*near)):  # of some it is not known
+    if sum(map(len, near)) > len(frozenset().union(*near)):  # unknown for some
         near = {usable: [device.gpu.uuid for device in devices]}
     chosen: dict[str, tuple[int, ...]] = {}
     for cpus, uuids in near.items():
@@ -50,7 +51,7 @@ def _core(cpu: int, cpus: frozenset[int], sysfs: Path) -> tuple[int, ...]:
 
 
 def _listed(path: Path) -> frozenset[int]:
-    """The CPUs of a list such as "0-3,8". Empty if it cannot be parsed. Source: cpuset(7), List format."""
+    """The CPUs in a list such as "0-3,8". Empty if it cannot be parsed. Source: cpuset(7), List format."""
     try:
         parts = [part.partition("-") for part in path.read_text(encoding="ascii").strip().split(",")]
         return frozenset(cpu for first, _, last in parts for cpu in range(int(first), int(last or first) + 1))

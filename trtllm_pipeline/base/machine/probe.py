@@ -1,6 +1,6 @@
 """Detects the hardware and software of this machine, and describes what is broken.
 
-Versions come from package metadata, so nothing heavy is imported. Without a GPU no process is started.
+Versions come from package metadata, so nothing heavy is imported. Without a GPU, it starts no process.
 """
 
 from __future__ import annotations
@@ -41,30 +41,32 @@ TREES: Final = (
     "~/TensorRT-LLM",
     "~/tensorrtllm_backend",
 )
-"""Where NGC images and people keep TensorRT-LLM's sources, or the Triton backend's with TensorRT-LLM's inside."""
+"""Directories where NGC images and users keep TensorRT-LLM's sources, or the Triton backend's with TensorRT-LLM's
+inside.
+"""
 _MPIRUNS: Final = ("/usr/local/mpi/bin/mpirun", "/opt/hpcx/ompi/bin/mpirun")
-"""Where NGC images keep it when PATH has been changed."""
+"""Paths in NGC images, for a changed PATH."""
 _SCRIPTS: Final = (
     "llama/convert_checkpoint.py",
     "models/core/llama/convert_checkpoint.py",
     "quantization/quantize.py",
 )
-"""One of these makes a directory the examples that are wanted; the first two are the layouts to 0.19 and from 0.20."""
+"""One of these identifies the required examples directory. The first two are the layouts up to 0.19 and from 0.20."""
 _TEMPLATES: Final = ("inflight_batcher_llm/tensorrt_llm/config.pbtxt", "llmapi/tensorrt_llm/config.pbtxt")
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """An installation, and its faults."""
+    """An installation and its problems."""
 
     machine: Machine
     graphics: gpus.Graphics
     problems: Mapping[str, str]
-    """By part (`release`, `examples`, `templates`): why what is there cannot be used."""
+    """By part (`release`, `examples`, `templates`): why the one that exists cannot be used."""
 
 
 def this_machine() -> Machine:
-    """This machine. The first call takes a few hundredths of a second without a GPU; the result is cached."""
+    """This machine. The first call takes a few hundredths of a second without a GPU. The result is cached."""
     return survey().machine
 
 
@@ -96,16 +98,16 @@ def survey() -> Survey:
 
 
 def cpus_near(uuids: Iterable[str]) -> tuple[int, ...]:
-    """The CPUs of these GPUs of this machine, see `placement`."""
+    """The CPUs near these GPUs of this machine, see `placement`."""
     near = placement.cpus_of(survey().graphics.everything)
     return tuple(sorted({cpu for uuid in uuids for cpu in near.get(uuid, ())}))
 
 
 def identity(machine: Machine) -> Mapping[str, Json]:
-    """The versions that results may depend on, by the names in `Stage.identity`. Each stage picks its own.
+    """The versions that results may depend on, by the names in `Stage.identity`. Each stage selects its own.
 
-    `sm` decides whether an engine loads at all, `gpu` how fast it is, so building and measuring depend on it. Number and
-    identity of GPUs, the host, its driver and all paths are left out: they do not change what a stage makes.
+    `sm` decides whether an engine loads at all, `gpu` determines its speed, so building and measuring depend on it.
+    Number and identity of GPUs, the host, its driver and all paths are left out: they do not affect a stage's output.
     """
     return {
         "tensorrt_llm": machine.tensorrt_llm.release if machine.tensorrt_llm else None,
@@ -117,9 +119,10 @@ def identity(machine: Machine) -> Mapping[str, Json]:
 
 
 def here() -> dict[str, Json]:
-    """A short record of this machine and its software, for results; None for what is not there.
+    """A short record of this machine and its software, for results. None for missing parts.
 
-    The names are those of `bench.conditions.FIELDS`. Names no host and no user. GPUs are all that are there: which of them a stage uses is the cell's layout.
+    The names are those of `bench.conditions.FIELDS`. It contains no host or user name. All GPUs are listed: the cell's
+    layout determines which of them a stage uses.
     """
     surveyed = survey()
     machine = surveyed.machine
@@ -145,13 +148,15 @@ def here() -> dict[str, Json]:
 
 
 def maker() -> dict[str, Json]:
-    """The same with the digest of the code, for the provenance of what is made here."""
+    """The same with the digest of the code, for the provenance of artifacts made here."""
     return {**here(), "code": code_digest()}
 
 
 @lru_cache(maxsize=1)
 def code_digest() -> str:
-    """Digest of this package's files, 16 hexadecimal digits. It is in no key: most changes of code change no result."""
+    """Digest of this package's files, 16 hexadecimal digits. It is not part of keys: most changes to the code do not
+    affect results.
+    """
     from hashlib import blake2b
 
     package, digest = PACKAGE, blake2b(digest_size=8)
@@ -164,7 +169,7 @@ def code_digest() -> str:
 
 
 MADE_BY: Final = "PIPELINE_MADE_BY"
-"""Says who makes artifacts, in place of user and host; empty, nothing is recorded."""
+"""Name for the maker of artifacts, in place of user and host. If empty, none is recorded."""
 
 
 def made_by() -> dict[str, Json]:
@@ -176,13 +181,13 @@ def made_by() -> dict[str, Json]:
 
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # in containers, a number that no file names
+    except (KeyError, OSError):  # in containers, a user id without a name
         user = f"uid {os.getuid()}"
     return {"user": user.encode(errors="replace").decode(), "host": os.uname().nodename}
 
 
 def _os_name() -> str:
-    import platform  # with subprocess, on Python 3.10
+    import platform  # imports subprocess on Python 3.10
 
     try:
         return platform.freedesktop_os_release().get("PRETTY_NAME") or platform.system()
@@ -194,7 +199,7 @@ def _os_name() -> str:
 def commit() -> str | None:
     """Commit of the checkout that has this code, with `-dirty` for uncommitted changes. None outside a checkout."""
     root = PACKAGE.parent
-    if not (root / ".git").exists():  # an installed package may lie in somebody else's checkout
+    if not (root / ".git").exists():  # an installed package may be inside another project's checkout
         return None
     import subprocess
 
@@ -222,21 +227,23 @@ def distribution_of(package: str, folders: Iterable[str] = ()) -> Distribution |
 
 
 def _others(python: str | None) -> list[str]:
-    """Package directories of another interpreter; empty for this one and for None."""
+    """Package directories of another interpreter. Empty for this one and for None."""
     if python is None or python == sys.executable:
         return []
-    return packages_of(python) or [str(Path(python).parent)]  # what is no interpreter has none
+    return packages_of(python) or [str(Path(python).parent)]  # other programs have none
 
 
 def packages_of(python: str) -> list[str]:
-    """Directories of the packages that an interpreter's environment has."""
+    """Package directories of an interpreter's environment."""
     prefix = Path(python).parent.parent
     libraries = (prefix / "lib", prefix / "local" / "lib")  # the second is where Debian's own Python installs to
     return [str(folder) for lib in libraries for folder in lib.glob("python3*/*-packages")]
 
 
 def torch_cuda() -> str | None:
-    """CUDA that the installed torch was built for, such as 12.8, out of its files; None for a CPU build or no torch."""
+    """CUDA version that the installed torch was built for, such as 12.8, read from its files. None for a CPU build or
+    without torch.
+    """
     distribution = distribution_of("torch")
     try:
         text = Path(str(distribution.locate_file("torch/version.py"))).read_text("utf-8") if distribution else ""
@@ -248,15 +255,15 @@ def torch_cuda() -> str | None:
 
 def _tensorrt_llm(problems: dict[str, str]) -> TensorRTLLM | None:
     build, serve = _script("trtllm-build"), _script("trtllm-serve")
-    spec = find_spec("tensorrt_llm")  # looks, and imports nothing
-    here = spec.origin if spec else None  # a mere directory of that name has no origin
+    spec = find_spec("tensorrt_llm")  # finds the package without importing it
+    here = spec.origin if spec else None  # a plain directory of that name has no origin
     release, python = _of_script(build or serve) or (version_of("tensorrt_llm"), sys.executable)
     if release is None:
         if build or serve:
             problems["release"] = f"found {build or serve}, but no package metadata that names its release"
         return None
     if not (build or serve or here):
-        # The package index has source packages under this name that only fetch the real one, or fail to.
+        # The package index has source packages of this name that only try to fetch the real one.
         problems["release"] = (
             f"package metadata names tensorrt_llm {release}, but neither the package nor its programs are installed"
         )
@@ -283,14 +290,14 @@ def _tensorrt_llm(problems: dict[str, str]) -> TensorRTLLM | None:
 
 
 def _script(name: str) -> str | None:
-    """A program of this Python's environment, which need not be activated, or on PATH."""
+    """A program from this Python's environment, even if it is not activated, or from PATH."""
     return shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
 
 
 def _of_script(script: str | None) -> tuple[str, str] | None:
-    """Release and interpreter of the environment that a script belongs to, by its first line; None if it cannot say.
+    """Release and interpreter of the environment that a script belongs to, from its first line. None if unknown.
 
-    `pipeline` may well live in an environment of its own, with TensorRT-LLM's programs on PATH.
+    `pipeline` may be installed in a separate environment, with TensorRT-LLM's programs on PATH.
     """
     if script is None:
         return None
@@ -310,9 +317,9 @@ def _of_script(script: str | None) -> tuple[str, str] | None:
 def _matching(
     part: str, release: str, wanted: tuple[str, tuple[str, ...]], folders: list[Path], problems: dict[str, str]
 ) -> str | None:
-    """The first directory of this release that holds what is wanted; one that does not say its release is believed.
+    """The first directory that has the required files and belongs to this release. One without a release is accepted.
 
-    `wanted` is the variable that may name a directory, which is then the only one, and files of which it must have one.
+    `wanted` is the variable that may name a directory, then the only candidate, and files of which it must have one.
     """
     variable, files = wanted
     named = os.environ.get(variable)
@@ -330,7 +337,7 @@ def _matching(
 
 
 def _release_of(folder: Path) -> str | None:
-    """Release of the source tree that a directory lies in, as the tree's own version.py says."""
+    """Release of the source tree that contains a directory, according to the tree's version.py."""
     for above in list(folder.parents)[:2]:
         for package in (above / "tensorrt_llm", above / "tensorrt_llm" / "tensorrt_llm"):
             try:

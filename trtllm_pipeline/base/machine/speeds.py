@@ -1,4 +1,6 @@
-"""Bandwidth and compute rate of a machine: data sheets of NVIDIA's GPUs, and the measured shares of them."""
+"""Bandwidth and compute rate of a machine: data sheet values of NVIDIA's GPUs, and the shares of them that were
+measured.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,11 @@ class Speeds:
     """For one GPU, or for all CPUs together."""
 
     bandwidth: float
-    """Bytes of its memory that are read in a second."""
+    """Memory bandwidth in bytes per second."""
     operations: float
-    """Floating-point operations of 16-bit matrix products in a second, or of one token after another on CPUs."""
+    """Floating-point operations per second of 16-bit matrix products. On CPUs, for one token at a time."""
     prompts: float = 1.0
-    """The same for the tokens of a prompt, all at once, in these."""
+    """Speed for the tokens of a prompt, processed together, relative to `operations`."""
 
 
 _SHEETS: Final[tuple[tuple[str, float, float], ...]] = (
@@ -59,12 +61,14 @@ _SHEETS: Final[tuple[tuple[str, float, float], ...]] = (
     ("V100", 900, 125),
     ("T4", 320, 65),
 )
-"""Words of a GPU's name, GB/s and TFLOP/s without sparsity, that add up in 32 bits. The first whose words are in a name is meant.
+"""Words of a GPU's name, GB/s, and TFLOP/s without sparsity and with 32-bit accumulation. The first row whose words are
+all in a name applies.
 
-Sources: A100, H100 (SXM, PCIe), V100, A40, A30, A10, A10G, L40S, L40: NVIDIA's data sheets as TensorRT-LLM names them in
-`auto_parallel/cluster_info.py`. L4, H200, H20, A800, NVL, T4, GH200, GB200, RTX A6000, 5090, 4090, 3090: public copies of data
-sheets. B300, H800, GB10 (operations as measured there), RTX PRO 6000: `systems/` of NVIDIA's github.com/ai-dynamo/aiconfigurator.
-B200: its driver (github.com/pytorch/ao/pull/4002). Not found: RTX 6000 Ada, GB300."""
+Sources: A100, H100 (SXM, PCIe), V100, A40, A30, A10, A10G, L40S, L40: NVIDIA's data sheets as cited by TensorRT-LLM in
+`auto_parallel/cluster_info.py`. L4, H200, H20, A800, NVL, T4, GH200, GB200, RTX A6000, 5090, 4090, 3090: public copies
+of data sheets. B300, H800, GB10 (operations as measured there), RTX PRO 6000: `systems/` of NVIDIA's
+github.com/ai-dynamo/aiconfigurator. B200: its driver (github.com/pytorch/ao/pull/4002). Not found: RTX 6000 Ada, GB300.
+"""
 _BY_SM: Final = {
     70: "V100",
     75: "T4",
@@ -77,13 +81,17 @@ _BY_SM: Final = {
     120: "RTX PRO 6000",
     121: "GB10",
 }
-"""Compute capability -> a GPU that is taken for others of it."""
+"""Compute capability -> a GPU that stands for others of it."""
 _USED: Final = (0.76, 0.78)
-"""Shares of the two that decoding and matrix products reach. Measured on an H200 (docs/project/quantizing.md)."""
+"""Shares of bandwidth and operations that decoding and matrix products achieve. Measured on an H200
+(docs/project/quantizing.md).
+"""
 FP8: Final = 1.64
-"""Operations of 8-bit matrix products, in those of 16 bits. Measured there."""
+"""Operations of 8-bit matrix products, relative to 16 bits. Measured there."""
 _CPU: Final = Speeds(2e10, 1.6e10, 3.0)
-"""Bandwidth is that of all CPUs, operations those of each. Measured with llama.cpp on two virtual CPUs of an AMD EPYC (docs/project/quantizing.md)."""
+"""Bandwidth of all CPUs together, operations of each CPU. Measured with llama.cpp on two virtual CPUs of an AMD EPYC
+(docs/project/quantizing.md).
+"""
 
 
 @lru_cache(maxsize=64)
@@ -96,7 +104,7 @@ def speeds(machine: Machine) -> Speeds:
 
 
 def sheet_bandwidth(name: str) -> float | None:
-    """Bytes a second of a GPU's memory by its data sheet; None of one that is not in the table."""
+    """Memory bandwidth of a GPU in bytes per second, from its data sheet. None if it is not in the table."""
     named = _sheet(name)
     return None if named is None else named[1] * 1e9
 

@@ -1,7 +1,7 @@
 """Finds an installed Triton Inference Server. Imports almost nothing, because every plan needs it.
 
-The server is that of an NGC container (on PATH or in its usual directory), or the binary in the `nvidia-pytriton` wheel. The
-Python API of that package is never imported.
+The server is from an NGC container (on PATH or in its usual directory), or the binary in the `nvidia-pytriton` wheel.
+The Python API of that package is never imported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trtllm_pipeline.base.machine.packages import version_of
 
 CONTAINER_BINARY: Final = Path("/opt/tritonserver/bin/tritonserver")
 OPENAI_PROGRAM: Final = Path("python/openai/openai_frontend/main.py")
-"""The OpenAI front end, from the server's directory."""
+"""The OpenAI front end, relative to the server's directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def find() -> TritonInstallation:
             version = next(filter(None, known), "unknown")
             home = candidate.resolve().parent.parent
             return TritonInstallation(candidate, f"tritonserver {version}", home / "backends")
-    spec = importlib.util.find_spec("pytriton")  # looks, and imports nothing
+    spec = importlib.util.find_spec("pytriton")  # finds the package without importing it
     if spec is not None and spec.submodule_search_locations:
         package = Path(spec.submodule_search_locations[0])
         home = package / "tritonserver"

@@ -1,1 +1,1 @@
-"""Processes: a guardian that ends them all, groups, and why one was killed."""
+"""Processes: a guardian that ends all of them, process groups, and why a process was killed."""

@@ -2,19 +2,19 @@
 
     python -I -S guardian.py FD TABLE
 
-`process.Guardian` starts it and holds the other end of FD, a SOCK_SEQPACKET socket. TABLE is a memory file that lists the
-first process of each running stage run, for the other end in case this process is killed. Every message is one JSON object.
-A message too long for a packet is sent as the packet `@` and a memory file:
+`process.Guardian` starts it and holds the other end of FD, a SOCK_SEQPACKET socket. TABLE is a memory file that lists
+the first process of each running stage run, for the other end, in case this process is killed. Every message is one
+JSON object. A message too long for a packet is sent as the packet `@` and a memory file:
 
     {"do": "spawn", "id", "argv", "env", "cwd", "log", "measure"}  and, as SCM_RIGHTS, file descriptors to inherit
     {"do": "signal", "id", "signal", "whole"}           to the stage run's first process, or to all of its processes
     {"do": "end", "id", "grace_s"}                      interrupt all, after the grace terminate all, then kill all
 
     {"event": "spawned", "id", "pid"}
-    {"event": "refused", "id", "message"}               it was not started
+    {"event": "refused", "id", "message"}               the stage run could not be started
     {"event": "exited", "id", "returncode", "wall_s", "user_s", "sys_s", "max_rss_bytes", "peak_bytes", "shared_bytes",
      "written_bytes", "swept"}
-    {"event": "crashed", "traceback"}                   a bug in here
+    {"event": "crashed", "traceback"}                   a bug in this program
 
 Each stage run is a session. This process is a subreaper, so all leftovers of a stage run become its children,
 daemons too. When the first process of a stage run has ended, the rest of it is terminated and shortly after killed. Only
@@ -24,9 +24,9 @@ all of its processes, when the other end of the socket is closed for any reason.
 it has its own session and ignores them.
 
 With `measure`, the memory of all processes of a stage run is sampled while they run. A page that several of them share
-counts once (`Pss`), so the sum is what the machine needs. Sampling takes at most 1% of the time, is rare in a long run, and
-happens once more before a stage run is ended. The kernel's own peak covers what a sample misses of a single process.
-/dev/shm is measured as a whole, so files of other programs count too.
+counts once (`Pss`), so the sum is the machine's memory in use. Sampling takes at most 1% of the time, becomes rare in a
+long run, and is repeated before a stage run is ended. For a single process, the kernel's own peak covers the time
+between samples. /dev/shm is measured as a whole, so files of other programs count too.
 
 This module imports no other module of the package, so that it starts quickly.
 """
@@ -45,24 +45,24 @@ import time
 MARK = "TRTLLM_PIPELINE_STAGE_RUN"
 """Environment variable of every process of a stage run: "GUARDIAN_PID.NUMBER"."""
 CLOSE_GRACE_S = 5.0
-"""For services to stop their server when the pipeline is gone."""
+"""Time for services to stop their servers when the pipeline is gone."""
 SWEEP_GRACE_S = 2.0
-"""For helpers that outlive their parent on purpose (resource trackers) to tidy up."""
+"""Time for helpers that outlive their parent on purpose (resource trackers) to clean up."""
 PACKET_BYTES = 65536
 """Longest message sent as a packet. The kernel's default send buffer takes three times as much."""
 MAX_FDS = 64
-"""Most file descriptors that come with one message: claims on a stage run, the machine and its GPUs."""
+"""Limit for the file descriptors of one message: claims on a stage run, the machine and its GPUs."""
 SHARED = "/dev/shm"  # noqa: S108  looked at only
 LOOK_EVERY_S = 0.2
 LOOK_SHARE = 100
-"""Memory is looked at again after this many times what looking took, and not before a fiftieth of the run's age."""
+"""Memory is sampled again after this many times the duration of a sample, but not before 1/50 of the run's age."""
 _AGE_SHARE = 50
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _BLOCK_BYTES = 512
-"""In which the kernel counts what a process wrote to disks. Source: getrusage(2), fs/proc: `ru_oublock`."""
+"""The kernel's unit for a process's writes to disks. Source: getrusage(2), fs/proc: `ru_oublock`."""
 _PR_SET_CHILD_SUBREAPER = 36
 _IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT)
-# Python ignores the last two. A child expects the default for all of them.
+# Python ignores the last two. Child processes expect the default for all of them.
 _RESTORED = (*_IGNORED, signal.SIGPIPE, signal.SIGXFSZ)
 
 
@@ -72,7 +72,7 @@ class Process:
     __slots__ = ("exit_code", "parent", "session", "start_time", "zombie")
 
     def __init__(self, stat: bytes) -> None:
-        fields = stat[stat.rindex(b")") + 2 :].split()  # the name before may hold spaces and parentheses
+        fields = stat[stat.rindex(b")") + 2 :].split()  # the preceding name may contain spaces and parentheses
         self.zombie = fields[0] in b"ZX"
         self.parent = int(fields[1])
         self.session = int(fields[3])
@@ -81,7 +81,7 @@ class Process:
 
 
 def look_up(pid: int) -> Process | None:
-    """This process, or None if there is none, or none that we may see."""
+    """Process `pid`, or None if it does not exist or is not visible to us."""
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
         try:
@@ -93,13 +93,13 @@ def look_up(pid: int) -> Process | None:
 
 
 def process_table(*, zombies: bool = False) -> dict[int, Process]:
-    """All processes that live, by pid, with `zombies` the ended ones as well."""
+    """All living processes by pid; with `zombies`, also those that have ended."""
     entries = ((pid, look_up(pid)) for pid in map(int, filter(str.isdigit, os.listdir("/proc"))))
     return {pid: process for pid, process in entries if process and (zombies or not process.zombie)}
 
 
 def with_descendants(roots: set[int], table: dict[int, Process]) -> set[int]:
-    """`roots` and everything below them."""
+    """`roots` and all their descendants."""
     children: dict[int, list[int]] = {}
     for pid, process in table.items():
         children.setdefault(process.parent, []).append(pid)
@@ -123,16 +123,16 @@ def proc_file(pid: int, name: str) -> bytes:
 def is_marked(pid: int, mark: str) -> bool:
     """True if this process started with an environment that marks it as part of the stage run `mark`, e.g. "812.3".
 
-    With a mark ending in a dot: to any stage run of that guardian.
+    With a mark ending in a dot: part of any stage run of that guardian.
     """
     end = "" if mark.endswith(".") else "\0"
     return f"\0{MARK}={mark}{end}".encode() in b"\0" + proc_file(pid, "environ") + b"\0"
 
 
 def memory_of(pid: int) -> int:
-    """Bytes of memory that a process has in use: of pages that it has in common with others, its share.
+    """Bytes of memory in use by a process. Shared pages count by its share.
 
-    All of them, if the kernel does not report that.
+    In full if the kernel does not report shares.
     """
     for line in proc_file(pid, "smaps_rollup").splitlines():
         if line.startswith(b"Pss:"):
@@ -151,7 +151,7 @@ def shared_in_use() -> int:
 
 
 def kill(pid: int, signo: int) -> None:
-    """Send a signal to what may be gone already, or belong to someone else by now."""
+    """Send a signal to a process that may be gone, or belong to another user by now."""
     try:  # noqa: SIM105  # contextlib costs start-up time
         os.kill(pid, signo)
     except (ProcessLookupError, PermissionError):
@@ -169,20 +169,20 @@ class ProcessSession:
         self.measure_at = self.begin + LOOK_EVERY_S if measure else float("inf")
         self.peak_bytes = self.shared_bytes = 0
         self.shared_before = shared_in_use() if measure else 0
-        self.steps: list[tuple[float, int, bool]] = []  # when, which signal, to all or to the first process
-        self.exited: dict[str, object] | None = None  # the message to send once all of it is gone
+        self.steps: list[tuple[float, int, bool]] = []  # when, which signal, to all or only the first process
+        self.exited: dict[str, object] | None = None  # the message to send when all processes are gone
         self.swept: set[int] = set()
         self.look_at = self.pause = 0.0
 
 
 class Supervisor:
-    """The loop: reads orders, reaps children, keeps deadlines. It waits only in one place, for all of these at once."""
+    """The loop: reads orders, reaps children, keeps deadlines. It waits in a single place, for all of these at once."""
 
     def __init__(self, fd: int, table: int) -> None:
         self.pid = os.getpid()
         self.table = table
         self.runs: dict[str, ProcessSession] = {}
-        self.mains: dict[int, ProcessSession] = {}  # by pid, until that is reaped
+        self.mains: dict[int, ProcessSession] = {}  # by pid, until it is reaped
         self.number = 0
         self.outbox: list[bytes] = []
         self.open = True
@@ -196,7 +196,7 @@ class Supervisor:
         os.set_blocking(self.wake, False)
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler nothing would be written to `wake`
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler, nothing would be written to `wake`
 
     def loop(self) -> None:
         """Work until the socket is closed and every stage run has ended."""
@@ -233,7 +233,7 @@ class Supervisor:
             self.flush()
 
     def flush(self) -> None:
-        """Send what the socket takes now."""
+        """Send as much as the socket accepts now."""
         try:
             while self.outbox:
                 self.socket.send(self.outbox[0])
@@ -258,7 +258,7 @@ class Supervisor:
                 with open(fds.pop(), "rb") as file:  # noqa: PTH123
                     file.seek(0)
                     data = file.read()
-            message = json.loads(data.decode())  # of bytes, it looks for their encoding first
+            message = json.loads(data.decode())  # for bytes, it would first detect their encoding
             do, run = message["do"], self.runs.get(message["id"])
             if do == "spawn":
                 self.spawn(message, fds)
@@ -298,7 +298,7 @@ class Supervisor:
             doing = f"change to the directory {message['cwd']}"
             os.chdir(str(message["cwd"]))  # for the child: posix_spawn has no option for it
             doing = f"run {argv[0]}"
-            # Descriptors received over the socket are inheritable, all others here are not.
+            # Descriptors received over the socket are inheritable. All others here are not.
             pid = os.posix_spawn(
                 argv[0],
                 argv,
@@ -328,11 +328,11 @@ class Supervisor:
             os.chdir("/")
 
     def write_table(self) -> None:
-        """Write down which stage runs there are."""
+        """Write the current stage runs to the table."""
         os.pwrite(self.table, b" ".join([b"%d" % run.pid for run in self.runs.values()]) + b"\n", 0)
 
     def reap(self) -> None:
-        """Collect all children that have ended, the stage runs' first processes and what was left to us."""
+        """Reap all children that have ended: the stage runs' first processes, and orphans that became ours."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -354,12 +354,13 @@ class Supervisor:
                     "written_bytes": usage.ru_oublock * _BLOCK_BYTES,
                 }
             for run in self.runs.values():
-                run.look_at = 0.0  # one of theirs may have been what they wait for
+                run.look_at = 0.0  # it may be waiting for one of these to end
 
     def has_others(self) -> bool:
-        """True if there is a child other than the stage runs' first processes. Otherwise the stage runs have no leftovers.
+        """True if there is a child other than the stage runs' first processes. Otherwise, the stage runs have no
+        leftovers.
 
-        Children of an ended process become ours before it can be reaped, and only we reap: no child is overlooked.
+        Children of an ended process become ours before it can be reaped, and only we reap, so no child is missed.
         """
         try:
             with open(f"/proc/self/task/{self.pid}/children", "rb") as file:  # noqa: PTH123
@@ -380,12 +381,12 @@ class Supervisor:
         return with_descendants(roots, table)
 
     def signal(self, run: ProcessSession, signo: int, *, whole: bool) -> None:
-        """Send a signal to all processes of a stage run, or to its first if that still lives."""
+        """Send a signal to all processes of a stage run, or only to its first if that is alive."""
         for pid in self.members(run) if whole else {run.pid} & self.mains.keys():
             kill(pid, signo)
 
     def measure(self, run: ProcessSession) -> None:
-        """Add up the memory of the stage run's processes, and say when to look again."""
+        """Add up the memory of the stage run's processes, and schedule the next sample."""
         began = time.monotonic()
         run.peak_bytes = max(run.peak_bytes, sum(map(memory_of, self.members(run))))
         run.shared_bytes = max(run.shared_bytes, shared_in_use() - run.shared_before)
@@ -401,7 +402,7 @@ class Supervisor:
             _, signo, whole = run.steps.pop(0)
             self.signal(run, signo, whole=whole)
             if signo == signal.SIGKILL:
-                run.steps = [(now + 0.1, signo, True)]  # what it forked meanwhile
+                run.steps = [(now + 0.1, signo, True)]  # processes forked meanwhile
         if run.exited is None or now < run.look_at:
             return
         left = self.members(run) if self.has_others() else None
@@ -433,7 +434,7 @@ class Supervisor:
 
 
 def main(fd: int, table: int, *claims: int) -> None:
-    """Guard until the other end of `fd` is closed. The files in `claims` stay open until this ends."""
+    """Run until the other end of `fd` is closed. The files in `claims` stay open until this ends."""
     for kept in (table, *claims):
         os.set_inheritable(kept, False)
     for name in os.listdir("/proc/self/fd"):
@@ -444,7 +445,7 @@ def main(fd: int, table: int, *claims: int) -> None:
             fd,
             table,
             *claims,
-        ):  # inherited by the pipeline, but not for stage processes
+        ):  # inherited by the pipeline, but not intended for stage processes
             try:  # noqa: SIM105
                 os.close(int(name))
             except OSError:

@@ -1,9 +1,9 @@
-"""Starting, ending and accounting for processes: the pipeline's side of the guardian, and a server as a group of processes.
+"""Starts, ends and accounts for processes: the pipeline's side of the guardian, and a server as a group of processes.
 
-Every stage process of one invocation is a child of one guardian (see `guardian.py` for what it promises and how it is
-spoken to). If the guardian itself is killed, its stage processes continue as orphans. `read_events` notices at once, kills
-all that it can recognize, and reports it. A process that survives even that (both were killed at the same moment) still
-holds its claim: the lock is freed by the end of the stage run's last process.
+Every stage process of one invocation is a child of one guardian (see `guardian.py` for its guarantees and protocol). If
+the guardian itself is killed, its stage processes continue as orphans. `read_events` notices immediately, kills all
+that it can recognize, and reports it. A process that survives even that (both were killed at the same moment) still
+holds its claim: the lock is released when the stage run's last process ends.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ from trtllm_pipeline.base.processes.secrets import without_secrets
 _PACKET_BYTES: Final = 65536
 _encode: Final = json.JSONEncoder().encode
 _decode: Final = json.JSONDecoder().raw_decode
-# Imported rather than run as a script, to use its compiled form. Appended to the path, to shadow no other module.
+# Imported rather than run as a script, to use its compiled form. Appended to the path, so that it shadows no other
+# module.
 _GUARDIAN: Final = "import sys; sys.path.append(sys.argv[1]); import guardian; guardian.main(*map(int, sys.argv[2:]))"
 
 FIND_REASON: Final = "find the reason (out of memory? see `dmesg`)"
 _SERVER: Final = "server"
 _START_S: Final = 30.0
 _KILL_S: Final = 10.0
-"""Killed processes end at once, except those that wait in the kernel for a GPU or a disk."""
+"""Killed processes end immediately, except those waiting in the kernel for a GPU or a disk."""
 OPEN_FILES: Final = 256
-"""Files that a process or server may need in addition to the connections of a load."""
+"""Files that a process or server may need in addition to a load's connections."""
 
 
 def return_free_memory() -> None:
-    """Return freed memory to the system: glibc keeps freed memory below pieces in use."""
+    """Return freed memory to the system: glibc keeps freed memory below blocks in use."""
     import ctypes
 
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -70,7 +71,9 @@ def allow_open_files(connections: int = 0) -> None:
 
 
 def running_since(pid: int) -> int | None:
-    """Start of process `pid` in clock ticks since boot, which identifies a reused pid. None if it does not run."""
+    """Start time of process `pid` in clock ticks since boot, which distinguishes a reused pid. None if it is not
+    running.
+    """
     from trtllm_pipeline.base.processes.guardian import look_up
 
     process = look_up(pid)
@@ -97,7 +100,7 @@ class Refused:
 class Exited:
     """A process and all its descendants have ended.
 
-    `returncode` is negative for a signal. Times and memory are of the first process and the children it waited for;
+    `returncode` is negative for a signal. Times and memory are for the first process and the children it waited for;
     `max_rss_bytes` is the largest of them, not their sum. `swept` counts leftover processes.
 
     If measured, `peak_bytes` is the peak memory of all its processes together, and `shared_bytes` the maximum growth of
@@ -122,8 +125,8 @@ ProcessEvent: TypeAlias = Spawned | Refused | Exited
 class Guardian:
     """A running guardian. As a context manager, it ends itself and all its processes.
 
-    Give `fileno()` to a selector and call `read_events` when it is readable. Orders are sent without waiting for
-    their effect: that comes as an event.
+    Add `fileno()` to a selector and call `read_events` when it is readable. Orders are sent without waiting for their
+    effect, which is reported as an event.
     """
 
     def __init__(self, *, supervises: str = "the stages", claim_fds: Sequence[int] = ()) -> None:
@@ -153,7 +156,7 @@ class Guardian:
                     nothing,
                     (os.POSIX_SPAWN_DUP2, 0, 1),
                     (os.POSIX_SPAWN_DUP2, 0, 2),
-                    # Onto themselves: no longer closed on exec.
+                    # Duplicated onto themselves: no longer closed on exec.
                     *((os.POSIX_SPAWN_DUP2, fd, fd) for fd in (self._table, *claim_fds)),
                 ],
                 setsid=True,
@@ -184,9 +187,10 @@ class Guardian:
     ) -> None:
         """Start `argv` in a new session, with its output appended to `log`. `Spawned` or `Refused` follows.
 
-        `run_id` is unique among running ones. Its environment is `env`, or ours at the start of the guardian, plus `also`. A
-        program without a slash is searched on the PATH in it. The process and all its descendants inherit `claim_fds`: flocks
-        on these last as long as any of them. With `measure`, their memory is added up while they live.
+        `run_id` is unique among running ones. The environment is `env`, or ours at the start of the guardian, plus
+        `also`. A program without a slash is looked up on the PATH in it. The process and all its descendants inherit
+        `claim_fds`: flocks on these last as long as any of them. With `measure`, their memory is added up while they
+        live.
         """
         env = {**(self._environment if env is None else env), **also}
         program = argv[0] if "/" in argv[0] else shutil.which(argv[0], path=env.get("PATH", os.defpath))
@@ -208,7 +212,9 @@ class Guardian:
         self._send({"do": "signal", "id": run_id, "signal": int(signo), "whole": whole})
 
     def end(self, run_id: str, grace_s: float) -> None:
-        """Interrupt all processes of the stage run, terminate them after `grace_s`, kill them after as much again."""
+        """Interrupt all processes of the stage run, terminate them after `grace_s`, and kill them after the same time
+        again.
+        """
         self._send({"do": "end", "id": run_id, "grace_s": grace_s})
 
     def read_events(self) -> list[ProcessEvent]:
@@ -242,12 +248,12 @@ class Guardian:
             return
         self._socket.close()
         self._wake()
-        with contextlib.suppress(ChildProcessError):  # if it has been reaped elsewhere
+        with contextlib.suppress(ChildProcessError):  # already reaped elsewhere
             os.waitpid(self.pid, 0)
         os.close(self._table)
 
     def _wake(self) -> None:
-        """Continue the guardian if it was stopped, because it does no work while stopped. No effect on a running one."""
+        """Resume the guardian if it was stopped. It does not work while stopped. No effect on a running one."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGCONT)
 
@@ -263,7 +269,7 @@ class Guardian:
                 socket.send_fds(self._socket, [b"@"], [*fds, file.fileno()])
 
     def _lost(self, how: str) -> None:
-        """Kill the recognizable processes that the guardian has left behind, and raise PipelineError."""
+        """Kill the recognizable processes that the guardian left behind, and raise PipelineError."""
         from trtllm_pipeline.base.processes.guardian import is_marked, kill, process_table, with_descendants
 
         running = os.pread(self._table, os.fstat(self._table).st_size, 0).partition(b"\n")[0]
@@ -281,7 +287,7 @@ class Guardian:
                 kill(pid, signal.SIGKILL)
             time.sleep(0.02)
         raise PipelineError(
-            f"the process that supervises {self._supervises} (pid {self.pid}) {how}; all that ran below it was ended",
+            f"the process that supervises {self._supervises} (pid {self.pid}) {how}; all processes below it were ended",
             hint=f"{FIND_REASON}, then run again; finished stages are kept",
         )
 
@@ -293,17 +299,17 @@ def _absolute(path: str | Path) -> str:
 class Group:
     """A running program with all its descendants, including daemons. Always call `stop`, even after it has ended.
 
-    mpirun puts its ranks into new process groups, and workers that MPI spawns into new sessions, so no signal to one group
-    reaches them all. A separate guardian is the parent of all: it finds all descendants, and ends them when this process
-    ends for any reason.
+    mpirun puts its ranks into new process groups, and workers that MPI spawns into new sessions, so a signal to one
+    group does not reach them all. A separate guardian is their common parent: it finds all descendants, and ends them
+    when this process ends for any reason.
     """
 
     def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> None:
-        """Start `argv`, its output appended to `log`. Raises ServerError when it cannot be started."""
+        """Start `argv` with its output appended to `log`. Raises ServerError if it cannot be started."""
         self._guardian = Guardian(supervises="the server")
         self._said: list[Spawned | Refused] = []
         self.returncode: int | None = None
-        """Exit status of the program, negative for a signal, after it and all its descendants have ended."""
+        """Exit status of the program, negative for a signal. Set after it and all its descendants have ended."""
         try:
             self._guardian.spawn(_SERVER, argv, env=env, cwd=cwd, log=log, claim_fds=_inherited())
             self._read(_START_S)
@@ -321,7 +327,7 @@ class Group:
         return self.wait(0.0)
 
     def wait(self, timeout_s: float) -> int | None:
-        """The same, after waiting for the end for at most `timeout_s`."""
+        """The same, after waiting up to `timeout_s` for the end."""
         if self.returncode is None:
             self._read(timeout_s)
         return self.returncode
@@ -330,7 +336,7 @@ class Group:
         self._guardian.signal(_SERVER, signal.SIGINT)
 
     def stop(self, timeout_s: float) -> int | None:
-        """Interrupt it, terminate all of it after half of `timeout_s`, kill it after the other half."""
+        """Interrupt it, terminate all of it after half of `timeout_s`, and kill it after the other half."""
         try:
             if self.wait(0.0) is None:
                 self.interrupt()

@@ -1,14 +1,14 @@
 """Chat templates turn a conversation into the prompt text for a model.
 
-A template comes with its model, so it is untrusted. A separate process (`template_worker.py`) renders it in Jinja2's sandbox, which
-keeps it from files and from Python. The process has little memory, and is killed after a timeout.
+A template comes with its model, so it is untrusted. A separate process (`template_worker.py`) renders it in Jinja2's
+sandbox, which keeps it from files and from Python. The process has little memory and is killed after a timeout.
 
     template = chat.read(directory)            # None if the model has none
     with chat.Renderer(template) as renderer:
         text = renderer.render(chat.Chat(messages))
 
-A renderer starts its process for the first conversation, and again after one that exceeded a limit. Threads may share it;
-or an event loop has it (`render_on_loop`).
+A renderer starts its process for the first conversation, and again after one that exceeded a limit. Threads or an event
+loop (`render_on_loop`) may share it.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _ALWAYS: Final = ("bos_token", "eos_token")
 _WORKER: Final = Path(__file__).with_name("template_worker.py")
 _START_S: Final = 60.0
 _WAIT: Final = 6.0
-"""Wall-clock time allowed per processor time, because others use the machine as well."""
+"""Wall-clock time allowed per processor time, because other programs use the machine as well."""
 _FROM_OUTSIDE: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _KEPT: Final = frozenset({"PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ"})
 """Environment variables of the process. They hold no tokens or keys."""
 _CHUNK: Final = 1 << 16
 _ESCAPED_BYTES: Final = 12
-"""The longest that JSON writes one character."""
+"""Longest encoding of one character in JSON."""
 _REPLACE: Final = "give prompts as text, or put a template that you trust into the model directory"
 
 
@@ -70,14 +70,14 @@ class Template:
 
     source: str
     tokens: Mapping[str, str] = field(default_factory=dict)
-    """Special tokens by the names that templates know them by, such as `bos_token`."""
+    """Special tokens by their names in templates, such as `bos_token`."""
     origin: str = "the chat template"
     """Its name in errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation and other variables of templates."""
+    """A conversation, and other template variables."""
 
     messages: Sequence[Message]
     add_generation_prompt: bool = True
@@ -85,11 +85,13 @@ class Chat:
     tools: Sequence[Mapping[str, Any]] | None = None
     documents: Sequence[Mapping[str, Any]] | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
-    """Others by name, such as `enable_thinking`."""
+    """Other variables by name, such as `enable_thinking`."""
 
 
 class TemplateError(StageError):
-    """A chat template failed: it is not valid Jinja2, its process failed, or, in the subclasses, with a conversation."""
+    """A chat template failed: it is not valid Jinja2, its process failed, or, for the subclasses, it failed on a
+    conversation.
+    """
 
 
 class RefusedError(TemplateError):
@@ -115,7 +117,9 @@ _ERRORS: Final = {
 
 
 def read(folder: Path) -> Template | None:
-    """The chat template of a model's directory, None if it has none. Raises DownloadError for files that cannot be read."""
+    """The chat template in a model's directory. None if it has none. Raises DownloadError for files that cannot be
+    read.
+    """
     source = read_source(folder)
     if source is None:
         return None
@@ -160,8 +164,8 @@ class Renderer:
     def render(self, chat: Chat) -> str:
         """The text of a conversation.
 
-        Raises RefusedError if the template rejects it, LimitError if it needs too much time or memory, TemplateError if
-        the template cannot be read, or its process ends or hangs.
+        Raises RefusedError if the template rejects it, LimitError if it needs too much time or memory, and
+        TemplateError if the template cannot be read, or its process ends or hangs.
         """
         with self._lock:
             try:
@@ -173,7 +177,7 @@ class Renderer:
             return self._text(answer)
 
     async def render_on_loop(self, chat: Chat) -> str:
-        """The same on an event loop, without a thread, which would wait for its turn in Python. One call at a time."""
+        """The same on an event loop, without a thread, which would wait for the interpreter lock. One call at a time."""
         import asyncio
 
         loop = asyncio.get_running_loop()

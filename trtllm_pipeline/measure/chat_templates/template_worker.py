@@ -38,11 +38,11 @@ class GenerationTag(Extension):
 
 
 class TooLongError(Exception):
-    """More text than may be."""
+    """The text exceeds its limit."""
 
 
 def main(source: TextIO, sink: TextIO) -> None:
-    """Answer each line of `source` in `sink`."""
+    """Write a response to `sink` for each line of `source`."""
     first = json.loads(source.readline())
     wanted = _address_space_bytes() + int(first["memory_bytes"])
     inherited = _lower(resource.RLIMIT_AS, wanted) < wanted
@@ -51,7 +51,8 @@ def main(source: TextIO, sink: TextIO) -> None:
     _write(sink, json.dumps({}))
     render: Callable[..., Iterator[str]] | None = None
     for line in source:
-        # Processor time, which does not pass faster on a busy machine. SIGPROF ends this process, within Jinja2's C too.
+        # Processor time, which does not advance faster on a busy machine. SIGPROF ends this process, even inside
+        # Jinja2's C code.
         signal.setitimer(signal.ITIMER_PROF, first["time_s"])
         try:
             render = render or environment().from_string(first["source"]).generate

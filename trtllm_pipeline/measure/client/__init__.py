@@ -1,1 +1,1 @@
-"""Talking to servers."""
+"""Clients for inference servers."""

@@ -20,7 +20,7 @@ from trtllm_pipeline.measure.client.urls import api_url
 
 _LOOK_S: Final = 10.0
 _SILENCE_S: Final = 300.0
-"""A server that sends no byte for this time counts as gone."""
+"""A server that sends no data for this time counts as gone."""
 _USERS: Final = range(400, 500)
 
 
@@ -36,7 +36,7 @@ class Reply:
     last_s: float = 0.0
     parts: int = 0
     tokens: int | None = None
-    """Output tokens, as the server counts them."""
+    """Output tokens, as counted by the server."""
     calls: dict[int, str] = field(default_factory=dict)
     """Tool calls by index, as text: a server may call tools without a request for it."""
 
@@ -47,7 +47,7 @@ class Reply:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens per second after the first, None for less than two."""
+        """Tokens per second after the first. None for fewer than two."""
         count = self.tokens or self.parts
         if self.first_s is None or count < 2 or self.last_s <= self.first_s:
             return None
@@ -55,11 +55,11 @@ class Reply:
 
 
 Show = Callable[[str, bool], None]
-"""Gets each piece of a reply, and whether it is reasoning."""
+"""Called with each part of a reply, and True if it is reasoning."""
 
 
 class Conversation:
-    """Messages to and from one model. `url` ends in /v1 or not."""
+    """Messages exchanged with one model. `url` may end in /v1."""
 
     def __init__(self, url: str, model: str, *, api_key: str | None = None, options: Mapping[str, Any]) -> None:
         self.url = base_url(url)
@@ -152,7 +152,7 @@ class Conversation:
 
 
 class _Interrupt:
-    """While it is entered, Ctrl-C cancels a task instead of the program."""
+    """While active, Ctrl-C cancels a task instead of the program."""
 
     def __init__(self, task: asyncio.Future[Any]) -> None:
         self._task = task
@@ -169,15 +169,15 @@ class _Interrupt:
 
 
 def base_url(url: str) -> str:
-    """`url` with /v1 at its end. Raises ServerError for one that names no host."""
+    """`url` with a trailing /v1. Raises ServerError if it has no host."""
     if not urlsplit(url if "://" in url else f"//{url}").netloc:
         raise ServerError(f"{url!r} is not http://HOST:PORT", failure=FailureClass.USER)
     return api_url(url)
 
 
 def models(url: str, api_key: str | None = None) -> dict[str, str | None]:
-    """The models that a server lists, and of each LoRA adapter the model that it is of: `parent`, as vLLM and the gateway
-    say it. Raises ServerError.
+    """The models that a server lists. A LoRA adapter has its model as `parent`, as in vLLM and the gateway. Raises
+    ServerError.
     """
     return asyncio.run(_models(base_url(url), api_key))
 
@@ -207,7 +207,7 @@ def _authorization(api_key: str | None) -> dict[str, str]:
 
 
 def _take(body: Mapping[str, Any], reply: Reply, show: Show) -> None:
-    """Note one event of a stream. Raises ProtocolError, and ServerError for an error in it."""
+    """Process one event of a stream. Raises ProtocolError, and ServerError for an error in it."""
     if (error := fields.error_of(body)) is not None:
         raise ServerError(f"the server failed: {_message(error)}")
     for each in fields.items(body.get("choices"), "choices"):

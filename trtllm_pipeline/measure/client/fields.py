@@ -1,4 +1,4 @@
-"""Typed access to the JSON that servers send; a value of a wrong type raises a ProtocolError that names it."""
+"""Typed access to JSON from servers. A value of the wrong type raises a ProtocolError that names it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHOWN: Final = 200
 
 
 def parse(data: bytes | bytearray) -> dict[str, Any]:
-    """The JSON object that `data` is."""
+    """The JSON object in `data`."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
@@ -26,27 +26,28 @@ def parse(data: bytes | bytearray) -> dict[str, Any]:
 def error_of(body: Mapping[str, Any]) -> object:
     """The error that an OpenAI server reports. None without one.
 
-    TensorRT-LLM and vLLM send it without OpenAI's envelope, and FastAPI, so Triton's OpenAI front end, as `detail`.
+    TensorRT-LLM and vLLM send it without OpenAI's envelope. FastAPI, and therefore Triton's OpenAI front end, sends it
+    as `detail`.
     """
     return body.get("message") if body.get("object") == "error" else body.get("error", body.get("detail"))
 
 
 def mapping(value: object, what: str) -> Mapping[str, Any]:
-    """A JSON object, empty for null."""
+    """A JSON object. Empty for null."""
     if value is None:
         return {}
     return value if isinstance(value, dict) else refuse(value, what, "an object")
 
 
 def items(value: object, what: str) -> list[Any]:
-    """A list, empty for null."""
+    """A list. Empty for null."""
     if value is None:
         return []
     return value if isinstance(value, list) else refuse(value, what, "a list")
 
 
 def text(value: object, what: str) -> str:
-    """A string that can be encoded as UTF-8; empty for null."""
+    """A string that can be encoded as UTF-8. Empty for null."""
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -59,7 +60,7 @@ def text(value: object, what: str) -> str:
 
 
 def count(value: object, what: str) -> int | None:
-    """A number of tokens; None for null."""
+    """A number of tokens. None for null."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MAX_COUNT:

@@ -1,7 +1,7 @@
-"""Images in requests: synthetic with a given size, or read from files, as data URLs in messages of OpenAI's chat.
+"""Images in requests: synthetic ones of a given size, or files, as data URLs in OpenAI chat messages.
 
-Source: OpenAI API reference, "Create chat completion", content parts; PNG (Portable Network Graphics) Specification, third
-edition, 5 "Datastream structure".
+Source: OpenAI API reference, "Create chat completion", content parts; PNG (Portable Network Graphics) Specification,
+third edition, 5 "Datastream structure".
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final
 
 _FORM: Final = re.compile(r"([1-9]\d?)@([1-9]\d{0,3})x([1-9]\d{0,3})")
 _TILE: Final = 16
-"""Pixels along the edge of a square of one color: images differ everywhere, and still compress."""
+"""Edge of a single-color square in pixels: images differ everywhere, but still compress."""
 _KINDS: Final = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
 _MAGIC: Final = max(map(len, _KINDS))
 _LARGEST: Final = 20_000_000
@@ -27,7 +27,7 @@ _LARGEST: Final = 20_000_000
 
 @dataclass(frozen=True, slots=True)
 class ImagesAsked:
-    """How many images a request has, and their size in pixels."""
+    """Number of images per request, and their size in pixels."""
 
     count: int
     width: int
@@ -42,13 +42,13 @@ class ImagesAsked:
         return cls(*map(int, match.groups()))
 
     def make(self, number: int) -> tuple[str, ...]:
-        """The images of the request `number`, as data URLs: others for each, always the same."""
+        """The images of the request `number`, as data URLs. They differ between requests, and are reproducible."""
         seeds = (number * self.count + index for index in range(self.count))
         return tuple(data_url(png(self.width, self.height, seed)) for seed in seeds)
 
 
 def png(width: int, height: int, seed: int) -> bytes:
-    """An image of colored squares, 8 bits for each of red, green and blue."""
+    """An image of colored squares, 8 bits each for red, green and blue."""
     import random  # late, because every stage's program imports this module
 
     draw = random.Random(seed)  # noqa: S311 - not a secret
@@ -111,8 +111,8 @@ def split_images(messages: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[str,
 
 
 def as_jpeg(url: str) -> str:
-    """A data URL as Triton's template models accept it: labeled as JPEG for any format. They look at
-    the image itself to read it. Source: `load_images_from_urls` of `preprocessing`.
+    """A data URL in the form that Triton's template models accept: labeled as JPEG for any format. They detect the
+    format from the image itself. Source: `load_images_from_urls` of `preprocessing`.
     """
     return f"data:image/jpeg;base64,{url.partition('base64,')[2]}"
 

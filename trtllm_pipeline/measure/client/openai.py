@@ -1,4 +1,4 @@
-"""Talks to any OpenAI-compatible server: chat and completions, streamed or not.
+"""Client for any OpenAI-compatible server: chat and completions, streamed or not.
 
 Source: OpenAI API reference, "Create chat completion" and "Create completion".
 """
@@ -25,9 +25,9 @@ _PATHS: Final = {"chat": "/chat/completions", "completions": "/completions"}
 class OpenAiClient(BaseClient):
     """Access to one model of a server.
 
-    `url` may end in `/v1` or not. Entering looks the model up and raises ServerError if the server or the model does not
-    exist. A server that does not list its models is trusted. So is one with `lists_models=False`, which lists other
-    names.
+    `url` may end in `/v1` or not. Entering looks the model up and raises ServerError if the server or the model does
+    not exist. A server that does not list its models is trusted, and so is one with `lists_models=False`, which lists
+    other names.
     """
 
     def __init__(
@@ -60,7 +60,9 @@ class OpenAiClient(BaseClient):
         return self
 
     async def models(self) -> list[str] | None:
-        """The models that the server lists; None if it does not list any. Raises ServerError if it is another kind of server."""
+        """The models that the server lists. None if it does not list any. Raises ServerError if it is another kind of
+        server.
+        """
         try:
             status, body = await self._get(self.url, "/models", self.headers)
         except ServerError as error:

@@ -26,7 +26,7 @@ _FRAME_BYTES: Final = 9
 
 
 async def wrong_protocol(address: str, expected: str, timeout_s: float) -> ServerError | None:
-    """An error that names the server at `address` (host:port or a URL), if it is known to differ from `asked`."""
+    """An error that names the server at `address` (host:port or a URL), if it is known to differ from `expected`."""
     actual = await kind_of(address, min(timeout_s, _TIMEOUT_S))
     if actual is None or actual == expected:
         return None

@@ -10,7 +10,7 @@ from trtllm_pipeline.base import ServerError, user_files
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Endpoints of a running server from service.json; "" for an unknown one."""
+    """Endpoints of a running server from service.json. "" for an unknown one."""
 
     http: str
     grpc: str
@@ -23,7 +23,7 @@ class Service:
     endpoint: str = "completions"
     """Endpoint of an OpenAI server: `completions`, or `chat` if it has only that."""
     lists_models: bool = True
-    """An OpenAI server that lists its models lists `model` among them."""
+    """True if the model list of an OpenAI server includes `model`."""
     version: str | None = None
     """Version of the server, from the stage that started it."""
     started: bool = True

@@ -46,16 +46,16 @@ class GenerationRequest:
 
 
 def most_tokens(max_tokens: int) -> int:
-    """Upper bound for the tokens or messages of a response to a request for `asked` tokens, also with several choices."""
+    """Upper limit for the tokens or messages of a response to a request for `max_tokens`, including several choices."""
     return _SPARE_MESSAGES + _MESSAGES_PER_TOKEN * max_tokens
 
 
 class TextChunk(NamedTuple):
-    """A response that carried text."""
+    """A response that contained text."""
 
     time_ns: int
     text: str
-    """The text it added."""
+    """The added text."""
     tokens: int | None
     """Output tokens of the request so far, as counted by the server; None if it does not count."""
     reasoning: bool = False
@@ -64,10 +64,12 @@ class TextChunk(NamedTuple):
 
 @dataclass(slots=True)
 class Answer:
-    """Everything observed about one request. Times are CLOCK_MONOTONIC nanoseconds; None means that it did not happen.
+    """Everything observed about one request. Times are CLOCK_MONOTONIC nanoseconds. None means that the event did not
+    occur.
 
     The generated text is the joined texts of `events`. `output_tokens` is the server's count for all of it, including
-    tokens without text, which may arrive after the last event. A failed request has `error` and keeps what arrived before.
+    tokens without text, which may arrive after the last event. A failed request has `error` and keeps the data received
+    before.
     """
 
     sent_ns: int = 0
@@ -78,13 +80,13 @@ class Answer:
     first_byte_ns: int | None = None
     """First bytes of the body, or first gRPC message."""
     first_event_ns: int | None = None
-    """First whole response, with text or without."""
+    """First whole response, with or without text."""
     role_ns: int | None = None
     """OpenAI chat: the message that only has the role."""
     silent_ns: int | None = None
     """Arrival of the first chunk without text before the first text, except the role's chunk."""
     silent: int = 0
-    """How many there were."""
+    """Number of these chunks."""
     unread: str | None = None
     """OpenAI: an unknown field with strings in these chunks, possibly generated text."""
     events: list[TextChunk] = field(default_factory=list)
@@ -92,11 +94,11 @@ class Answer:
     """OpenAI: the message with the server's counts."""
     output_tokens: int | None = None
     input_tokens: int | None = None
-    """As the server counts them."""
+    """Input tokens as counted by the server."""
     cached_tokens: int | None = None
     """Input tokens found in the server's KV cache."""
     total_tokens: int | None = None
-    """OpenAI: input and output, as the server adds them."""
+    """OpenAI: sum of input and output tokens from the server."""
     drafted_tokens: int | None = None
     accepted_tokens: int | None = None
     """Accepted draft tokens, if `return_perf_metrics` was requested and the server reports them."""
@@ -120,21 +122,21 @@ class Answer:
         return "".join(event.text for event in self.events if not event.reasoning)
 
     def arrived(self, now_ns: int, late_ns: int) -> None:
-        """Note that bytes of a body arrived."""
+        """Record the arrival of bytes of a body."""
         if self.first_byte_ns is None:
             self.first_byte_ns = now_ns
         if late_ns > self.late_ns:
             self.late_ns = late_ns
 
     def began(self, now_ns: int) -> None:
-        """Note that a response arrived."""
+        """Record the arrival of a response."""
         if self.first_byte_ns is None:
             self.first_byte_ns = now_ns
         if self.first_event_ns is None:
             self.first_event_ns = now_ns
 
     def received(self, now_ns: int, text: str, tokens: int | None, *, reasoning: bool = False) -> None:
-        """Note one response, with or without text, and the server's count of the tokens it brought."""
+        """Record one response, with or without text, and the server's count of its tokens."""
         self.began(now_ns)
         if tokens is not None:
             self.output_tokens = (self.output_tokens or 0) + tokens
@@ -149,7 +151,7 @@ class Answer:
 
 
 class BaseClient(ABC):
-    """Opens sessions to a model, as many as requests in flight, and closes them at its end. An async context manager."""
+    """Opens sessions to a model, one per request in flight, and closes them at its end. An async context manager."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -206,15 +208,15 @@ class Session(ABC):
     async def generate(self, request: GenerationRequest, answer: Answer | None = None) -> Answer:
         """Send `request` and wait for the complete response.
 
-        A subclass of Answer that is given sees each response in `received` when it arrives. A call that is cancelled has to
-        be followed by `cancel`.
+        A given `answer` of a subclass sees each response in `received` when it arrives. Call `cancel` after a cancelled
+        call.
         """
         answer = Answer() if answer is None else answer
         message = self._encode(request)
         self._messages, self._asked_tokens = 0, request.max_tokens
         try:
             await _within(self._timeout_s, self._exchange(message, answer))
-        except asyncio.TimeoutError:  # another class than TimeoutError in Python 3.10
+        except asyncio.TimeoutError:  # a different class than TimeoutError in Python 3.10
             answer.error = f"no complete response within {self._timeout_s:g} s: {_so_far(answer)}"
             answer.timed_out = True
         except (ProtocolError, OSError) as error:
@@ -235,7 +237,7 @@ class Session(ABC):
         return answer
 
     def _count_message(self) -> None:
-        """Count a message of the response. Raises ProtocolError if there are more than any response needs."""
+        """Count a message of the response. Raises ProtocolError if there are too many for any response."""
         self._messages += 1
         most = most_tokens(self._asked_tokens)
         if self._messages > most:
@@ -259,7 +261,7 @@ class Session(ABC):
 
 
 async def _within(timeout_s: float, work: Awaitable[None]) -> None:
-    """asyncio.wait_for, which before Python 3.12 costs a task. Raises asyncio.TimeoutError."""
+    """asyncio.wait_for, which costs a task before Python 3.12. Raises asyncio.TimeoutError."""
     if sys.version_info < (3, 11):
         return await asyncio.wait_for(work, timeout_s)
     async with asyncio.timeout(timeout_s):
@@ -308,7 +310,7 @@ class HttpSession(Session):
                 for data in events.feed(part):
                     self._count_message()
                     self._parse(now_ns, data, answer)
-            elif len(whole) < MAX_MESSAGE_BYTES:  # more is useless as an error message
+            elif len(whole) < MAX_MESSAGE_BYTES:  # more would be useless as an error message
                 whole.extend(part)
 
         new = await connection.open()
@@ -317,8 +319,8 @@ class HttpSession(Session):
         try:
             status = await post()
         except HttpError:
-            # A server may close a connection between requests at any time, so just as this one was sent: then it was
-            # never taken, and goes once more over a new one (RFC 9112, section 9.5).
+            # A server may close a connection between requests at any time, even just as this one was sent. In that case
+            # the server has not accepted it, so it is sent once more over a new connection (RFC 9112, section 9.5).
             if new or connection.answer.began:
                 raise
             await connection.open()
@@ -347,19 +349,19 @@ class HttpSession(Session):
         """Record one response. Raises ProtocolError if it is invalid."""
 
     async def close(self) -> None:
-        """Close the connection: after an incomplete response it cannot be used again."""
+        """Close the connection: it cannot be reused after an incomplete response."""
         self._connection.close()
 
 
 class ServerSentEvents:
-    """Incremental parser of a text/event-stream: bytes in as they come, `data` of complete events out.
+    """Incremental parser of a text/event-stream: takes bytes as they arrive, returns `data` of complete events.
 
     Source: WHATWG HTML, section 9.2.6 "Interpreting an event stream"; lines may end in LF, CRLF or CR.
     """
 
     def __init__(self) -> None:
         self._line = bytearray()
-        """The line that has not ended."""
+        """The unfinished line."""
         self._data: list[bytes] = []
         self._data_bytes = 0
         self._after_cr = False
@@ -368,7 +370,7 @@ class ServerSentEvents:
         """Data of each event that `chunk` completes. Raises ProtocolError for one larger than MAX_MESSAGE_BYTES."""
         if not chunk:
             return
-        # The second half of a CRLF ends nothing.
+        # The second half of a CRLF does not end another line.
         start = int(self._after_cr and chunk.startswith(b"\n"))
         self._after_cr = chunk.endswith(b"\r")
         *ended, rest = chunk[start:].replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
@@ -388,10 +390,10 @@ class ServerSentEvents:
 
 
 def deltas(events: Sequence[TextChunk]) -> Iterator[TextChunk]:
-    """Turn responses that each repeat the whole text so far into the text each one added.
+    """Convert responses that each repeat the whole text so far into the text that each one added.
 
-    Only characters that agree with the final text count, so a character that was incomplete at first is counted when
-    it is whole, and the parts join to the final text.
+    Only characters that agree with the final text count, so a character that was incomplete at first counts once it is
+    whole, and the parts join to the final text.
     """
     final = events[-1].text if events else ""
     shown = 0

@@ -1,11 +1,11 @@
-"""Client of a running Triton server: its models, and generation over every protocol. The only user of tritonclient.
+"""Client for a running Triton server: its models, and generation over all protocols. The only user of tritonclient.
 
     async with Client(Service.read(path), "ensemble", "grpc", timeout_s=60) as client:
         session = client.session()                 # one request at a time: use one session per request in flight
         answer = await session.generate(GenerationRequest("The capital of France is", max_tokens=8))
 
-tritonclient's protobuf messages travel over `transport/`, which records when each byte arrived and limits how much a server may
-send. Readiness, metadata and configuration are requested the same way.
+tritonclient's protobuf messages travel over `transport/`, which records when each byte arrived and limits how much a
+server may send. Readiness, metadata and configuration are requested the same way.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 PROTOCOLS: Final = ("grpc", "grpc_unary", "http", "http_unary")
 """gRPC ModelStreamInfer, gRPC ModelInfer, HTTP generate_stream (server-sent events), HTTP generate.
 
-A model that is not decoupled sends one response over each of them; "http" is then generate too.
+A model that is not decoupled sends one response over each of them; "http" then means generate, too.
 """
 PREPROCESSING: Final = "preprocessing"
 _OK: Final = 200
@@ -97,17 +97,17 @@ _NO_MINIMUM: Final = (
 PERF_METRICS: Final = "return_perf_metrics"
 DRAFTS: Final = {"drafted_tokens": "total_draft_tokens", "accepted_tokens": "total_accepted_draft_tokens"}
 """Field of an Answer -> TensorRT-LLM's output (0.19 and later), sent if the input PERF_METRICS requests it. The llmapi
-model sends numbers as texts, even if its configuration has another type. Source: `_create_response` of its model.py.
+model sends numbers as text, even if its configuration has another type. Source: `_create_response` of its model.py.
 """
 
 RELOAD_PATIENCE_S: Final = 20.0
-"""How long to wait for a model that is being loaded, or for a server of ours that is started again."""
+"""How long to wait for a model that is being loaded, or for one of our servers that is restarting."""
 _RELOADING: Final = "has no available versions"
 _UNKNOWN: Final = "is not found"
 """Error text for a model that is not in the repository, which is permanent."""
 _PASSING: Final = re.compile(
     rf"\bUNAVAILABLE\b|\bNOT_FOUND\b(?!.*{_UNKNOWN})|{_RELOADING}|Stub process .*is not healthy|stopped accepting new"
-    # gRPC calls all of these UNAVAILABLE, HTTP has no word for them.
+    # gRPC calls all of these UNAVAILABLE. HTTP has no name for them.
     "|the server closed the connection|the connection closed in the middle"
     "|Connection reset by peer|Broken pipe|Connect call failed",
     re.DOTALL,
@@ -121,26 +121,26 @@ def sampling(temperature: float, *, seed: int) -> dict[str, Option]:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A served model's properties for the client, from the configuration that the server reports."""
+    """Properties of a served model that the client needs, from the configuration that the server reports."""
 
     name: str
     batched: bool
-    """Tensors carry a leading batch dimension."""
+    """True if tensors have a leading batch dimension."""
     decoupled: bool
     inputs: Mapping[str, str]
-    """Input name -> data type as config.pbtxt writes it."""
+    """Input name -> data type, as spelled in config.pbtxt."""
     accumulates: bool
-    """Streamed responses repeat the whole text so far (TensorRT-LLM's `accumulate_tokens`)."""
+    """True if streamed responses repeat the whole text so far (TensorRT-LLM's `accumulate_tokens`)."""
     counts: bool
-    """Responses have TensorRT-LLM's output `num_output_tokens` (0.20 and later)."""
+    """True if responses have TensorRT-LLM's output `num_output_tokens` (0.20 and later)."""
     tells_drafts: bool = False
-    """Responses have the counts of speculative decoding, DRAFTS, on request."""
+    """True if responses include the counts of speculative decoding, DRAFTS, on request."""
     _names: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Cache of `_input`."""
 
     @classmethod
     def of(cls, config: model_config_pb2.ModelConfig) -> ServedModel:
-        """The facts in `config`."""
+        """The properties in `config`."""
         return cls(
             name=config.name,
             batched=config.max_batch_size > 0,
@@ -310,7 +310,7 @@ class Client(BaseClient):
                     raise ServerError(
                         error.message, failure=FailureClass.USER, hint="--model names the model"
                     ) from error
-                launched = self.service.pid is not None  # and so kept, by `pipeline stage launch`
+                launched = self.service.pid is not None  # and therefore supervised by `pipeline stage launch`
                 passing = _RELOADING in error.message or (launched and error.failure is FailureClass.TRANSIENT)
                 if not passing or time.monotonic() > deadline:
                     raise
@@ -384,12 +384,12 @@ class Client(BaseClient):
 
 
 def is_unknown(cause: str) -> bool:
-    """True if a server reports that it has no model of this name."""
+    """True if a server reports that it does not have a model of this name."""
     return _UNKNOWN in cause
 
 
 def failure_class(cause: str) -> FailureClass:
-    """TRANSIENT for errors while a server starts or `pipeline stage launch` restarts it; BUG for all others."""
+    """TRANSIENT for errors while a server starts or `pipeline stage launch` restarts it. BUG for all others."""
     return FailureClass.TRANSIENT if _PASSING.search(cause) else FailureClass.BUG
 
 
@@ -409,7 +409,7 @@ class _GrpcUnary(Session):
         self._client = client
         self._model = client.model
         self._call = GrpcCall(client.service.grpc)
-        # Requests are ended by their id, so two sessions never have the same. Engines want a number.
+        # Requests are ended by their id, so two sessions never share one. Engines require a number.
         self._count = int.from_bytes(os.urandom(4), "big") >> 32 - _SESSION_BITS << _COUNT_BITS
         self._log_probs = self._input_tokens = self._drafts = False
         self._top = 0
@@ -460,7 +460,7 @@ class _GrpcUnary(Session):
 
 
 class _GrpcStream(_GrpcUnary):
-    """ModelStreamInfer: a stream kept open between requests, as a user's session would be."""
+    """ModelStreamInfer: a stream that is reused, as in a user's session."""
 
     _over = True
     """True once the server has ended the latest request."""
@@ -501,7 +501,7 @@ class _GrpcStream(_GrpcUnary):
             answer.arrived(now_ns, call.late_ns)
             if message_in.error_message:
                 return end(message_in.error_message)
-            if response.outputs:  # the end of a response may come alone
+            if response.outputs:  # the end of a response may come without outputs
                 self._take(now_ns, response, answer)
             if final:
                 answer.whole()
@@ -516,7 +516,7 @@ class _GrpcStream(_GrpcUnary):
             answer.events = list(deltas(answer.events))
 
     async def close(self) -> None:
-        """End the stream in order if no request is in progress, else cancel it.
+        """End the stream gracefully if no request is in progress, otherwise cancel it.
 
         Triton 2.51 can crash if a stream is cancelled while it still completes a response. Source: issue 7368 of
         triton-inference-server/server.
@@ -524,8 +524,7 @@ class _GrpcStream(_GrpcUnary):
         await (self._call.finish() if self._over else super().close())
 
     async def cancel(self) -> None:
-        """Stop the running request and wait until the server has ended it. Then the stream is
-        free for the next one.
+        """Stop the running request and wait until the server has ended it. The stream can then be reused.
 
         If there is no engine to stop it, or the engine does not respond, the call is reset and the connection closed.
         """
@@ -584,7 +583,7 @@ class _Http(HttpSession):
 
     def _take(self, now_ns: int, body: Mapping[str, Any], answer: Answer) -> None:
         text, tokens = body.get("text_output"), body.get("num_output_tokens")
-        # Several sequences are several elements, the counts too: those are of no use.
+        # Several sequences give several elements of text and counts, which cannot be used.
         parts = text if isinstance(text, list) else [text]
         whole = "".join(fields.text(part, "text_output") for part in parts)
         count = None if isinstance(tokens, list) else fields.count(tokens, "num_output_tokens")
@@ -605,7 +604,7 @@ def config_of(body: bytes) -> model_config_pb2.ModelConfig:
     """A model's configuration as Triton sends it over HTTP. Raises ProtocolError if it is invalid."""
     value = fields.parse(body)
     try:
-        json.dumps(value, ensure_ascii=False).encode()  # half a character beyond the first 65536 is a SystemError below
+        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair causes a SystemError below
         return json_format.ParseDict(value, model_config_pb2.ModelConfig(), ignore_unknown_fields=True)
     except (UnicodeEncodeError, OverflowError, json_format.ParseError) as error:
         raise ProtocolError(f"not a model's configuration: {fields.shortened(str(error))}") from error
@@ -614,10 +613,10 @@ def config_of(body: bytes) -> model_config_pb2.ModelConfig:
 def infer_request(
     model: ServedModel, tensors: Mapping[str, Option | InputTensor], *, request_id: str
 ) -> service_pb2.ModelInferRequest:
-    """A KServe v2 request with raw contents: every value is a tensor of shape [1, n] ([n] for a model without batching). An
-    InputTensor has its own shape.
+    """A KServe v2 request with raw contents: every value is a tensor of shape [1, n] ([n] for a model without
+    batching). An InputTensor has its own shape.
 
-    Raises ServerError for a value of another type than its tensor.
+    Raises ServerError for a value whose type differs from its tensor's.
     """
     request = service_pb2.ModelInferRequest(model_name=model.name, id=request_id)
     for name, value in tensors.items():
@@ -664,9 +663,9 @@ def data_types(tensors: Iterable[model_config_pb2.ModelInput | model_config_pb2.
 
 
 def text_output(response: service_pb2.ModelInferResponse) -> str:
-    """First element of the tensor `text_output` of a response, "" without one (an empty final response).
+    """First element of the tensor `text_output` in a response. "" without one (an empty final response).
 
-    Raises ProtocolError for a tensor that is cut off.
+    Raises ProtocolError for a truncated tensor.
     """
     for index, tensor in enumerate(response.outputs):
         if tensor.name == "text_output":
@@ -689,14 +688,14 @@ def _count_of(text: str, name: str) -> int | None:
 
 
 def num_output_tokens(response: service_pb2.ModelInferResponse) -> int | None:
-    """The tensor `num_output_tokens` of a response, None without one. Raises ProtocolError."""
+    """The tensor `num_output_tokens` in a response. None without one. Raises ProtocolError."""
     return token_count(response, "num_output_tokens")
 
 
 def token_count(response: service_pb2.ModelInferResponse, name: str) -> int | None:
-    """First element of the tensor `name` of a response, None without one.
+    """First element of the tensor `name` in a response. None without one.
 
-    Raises ProtocolError for a tensor that is cut off, and for a negative number.
+    Raises ProtocolError for a truncated tensor and for a negative number.
     """
     for index, tensor in enumerate(response.outputs):
         if tensor.name == name:
@@ -710,7 +709,7 @@ def token_count(response: service_pb2.ModelInferResponse, name: str) -> int | No
 
 
 def output_log_probs(response: service_pb2.ModelInferResponse) -> list[float]:
-    """The tensor `output_log_probs` of a response, [] without one. Raises ProtocolError for a truncated one."""
+    """The tensor `output_log_probs` in a response. [] without one. Raises ProtocolError for a truncated one."""
     for index, tensor in enumerate(response.outputs):
         if tensor.name == "output_log_probs":
             if index >= len(response.raw_output_contents):
@@ -720,7 +719,9 @@ def output_log_probs(response: service_pb2.ModelInferResponse) -> list[float]:
 
 
 def top_log_probs(response: service_pb2.ModelInferResponse, count: int) -> list[list[tuple[int, float]]]:
-    """The `count` most likely tokens at each position of a response: id, log probability. Raises ProtocolError if they do not match."""
+    """The `count` most likely tokens at each position of a response: id, log probability. Raises ProtocolError for
+    inconsistent tensors.
+    """
     found = {tensor.name: index for index, tensor in enumerate(response.outputs)}
     if not {"top_token_ids", "top_log_probs"} <= found.keys():
         return []

@@ -1,4 +1,4 @@
-"""Addresses of OpenAI-compatible servers, as people type them."""
+"""Addresses of OpenAI-compatible servers, as users type them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _ENDPOINTS: Final = (["chat", "completions"], ["completions"], ["models"])
 
 
 def api_url(url: str) -> str:
-    """The URL of an OpenAI API, which ends in /v1. `url` may lack that, have more slashes than needed, or name an endpoint of it."""
+    """The URL of an OpenAI API, which ends in /v1. `url` may lack it, have extra slashes, or be the URL of an endpoint."""
     scheme, sign, rest = url.rpartition("://")
     host, *path = rest.split("/")
     path = [part for part in path if part]
@@ -21,5 +21,5 @@ def api_url(url: str) -> str:
 
 
 def server_url(url: str) -> str:
-    """The URL of the server that has the API at `url`: without /v1."""
+    """The URL of the server with the API at `url`: without /v1."""
     return api_url(url).removesuffix("/v1")

@@ -1,6 +1,6 @@
-"""Metrics of the same events as other tools define them, to compare values across tools.
+"""Metrics of the same events as defined by other tools, to compare values across tools.
 
-Formulas as these tools have them in late 2026; a definition says where a tool uses another timestamp.
+Formulas are from the versions of late 2026. A definition mentions where a tool uses another timestamp.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ DEFINITIONS: Final = {
 def columns(requests: Sequence[TimedRequest], *, special_tokens: int | None) -> dict[str, Any]:
     """Tool -> its metrics for `requests`, the successful requests of one level. Latencies are summaries in ms.
 
-    `special_tokens` is the number that the tokenizer adds to a text. None without a tokenizer: tools that encode are left out.
+    `special_tokens` is the number that the tokenizer adds to a text. None without a tokenizer; tools that encode are
+    then left out.
     """
     if not requests:
         return {}

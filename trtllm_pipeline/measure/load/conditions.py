@@ -1,7 +1,7 @@
 """Measurement conditions: the system and workload of a measurement, and whether two measurements are comparable.
 
 `FIELDS` is the only list of the fields of a system and a workload. The load client records them while it measures
-(`system`, `workload`). Comparisons, reports and the HTML page name and judge them by this list.
+(`system`, `workload`). Comparisons, reports and the HTML page use its names and rules.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trtllm_pipeline.base import Json, probe
 from trtllm_pipeline.measure.client.service import Service
 from trtllm_pipeline.models import Fields
 
-if TYPE_CHECKING:  # a report knows conditions, and no client
+if TYPE_CHECKING:  # reports read conditions without a client
     from trtllm_pipeline.measure.load.load import Level
     from trtllm_pipeline.measure.load.prompts import Prompt
     from trtllm_pipeline.measure.load.target import Target
@@ -30,9 +30,9 @@ GROUPS: Final = ("system", "workload")
 UNKNOWN: Final = "not recorded"
 ELSEWHERE: Final = "another machine"
 _YEAR_9999_S: Final = 253_370_764_800
-"""Larger times are invalid: no calendar has a date for them."""
+"""Larger times are invalid: calendars have no date for them."""
 _DIGITS: Final = 12
-"""Digits of a digest that people see."""
+"""Displayed digits of a digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,14 @@ class Field:
     label: str
     about: Literal["system", "workload"]
     decides: bool = True
-    """Two measurements that differ in it are compared only with `--allow`. Other differences are only reported."""
+    """Measurements that differ in it are only compared with `--allow`. Other differences are only reported."""
     axes: tuple[str, ...] = ()
-    """Further matrix axes that vary it, in addition to the axis with its name. A comparison by such an axis expects the difference."""
+    """Further matrix axes that vary it, in addition to the axis of the same name. A comparison by such an axis expects
+    the difference.
+    """
 
     def shown(self, value: object) -> str:
-        """A value for people."""
+        """A value for display."""
         if value == UNKNOWN:
             return UNKNOWN
         if value is None or value == []:
@@ -76,7 +78,7 @@ def _plain(value: object) -> str:
 SERVED_BY: Final = ("toolchain", "frontend")
 """Axes that select the server software."""
 RUNTIMES: Final = ("triton", "tensorrt_llm", "xllamacpp")
-"""Fields with a version only if that software serves. Serving on one side alone also changes `server`."""
+"""Fields with a version only if that software serves. If it serves on one side only, `server` differs as well."""
 FIELDS: Final = (
     Field("server_on", "server on", "system"),
     Field("cpu", "CPU", "system"),
@@ -116,7 +118,7 @@ LEVEL_FIELDS: Final = (
 )
 """Conditions of one concurrency or request rate."""
 QUESTION_FIELDS: Final = (
-    # Its digest is of prompts as the model's own template renders them.
+    # Its digest is of prompts as rendered by the model's own template.
     Field("digest", "questions' digest", "workload", axes=("model", "data", "input_data", "metrics")),
     Field("max_tokens", "max_tokens of the questions", "workload"),
 )
@@ -132,9 +134,9 @@ NAMES: Final = frozenset({"questions", *(field.name for field in (*FIELDS, *LEVE
 def system(target: Target, engine: Path | None = None, exclusive: Json = None) -> dict[str, Json]:
     """The system that a load on `target` is measured on, by the names of FIELDS.
 
-    Only versions of possibly serving `RUNTIMES` are recorded: the runtime of `engine`, and Triton unless the protocol is
-    OpenAI's. Without an engine, every installed runtime is possible. `exclusive` is a `domain.Exclusive` other than the machine.
-    A server on another machine is only known by its own report, which `analyze` adds.
+    Only versions of possibly serving `RUNTIMES` are recorded: the runtime of `engine`, and Triton unless the protocol
+    is OpenAI's. Without an engine, every installed runtime is possible. `exclusive` is a `domain.Exclusive` other than
+    the machine. A server on another machine is only known by its own report, which `analyze` adds.
     """
     runtime = None if engine is None else _runtime(engine)
     by_triton = not target.protocol.startswith("openai")
@@ -165,8 +167,8 @@ def workload(
 ) -> dict[str, Json]:
     """The workload to be measured, by the names of FIELDS, and `levels` by those of LEVEL_FIELDS.
 
-    `synthetic` has the target lengths of synthetic prompts, `repeats` the rule for more repeats than planned. If there is a
-    prompt for each request, their number is that of the requests, and the digest is that of how they are made.
+    `synthetic` has the target lengths of synthetic prompts, `repeats` the rule for more repeats than planned. If there
+    is a prompt for each request, their number is that of the requests, and the digest describes their generation.
     """
     fresh = synthetic is not None and bool(synthetic.get("fresh"))
     limits = sorted({prompt.max_tokens or target.max_tokens for prompt in prompts})
@@ -215,7 +217,7 @@ def _warmup(level: Level) -> Json:
 
 
 def prompts_digest(prompts: Sequence[Prompt]) -> str:
-    """Digest of the user's prompts: of chat messages, not of the text rendered by a model's template."""
+    """Digest of the user's prompts: of chat messages, not of text rendered by a model's template."""
     return _digest(
         [
             [
@@ -233,7 +235,7 @@ def _digest(value: object) -> str:
 
 
 def _is_here(service: Service) -> bool:
-    """True if the server's address belongs to this machine: then a socket can be bound to it."""
+    """True if the server's address belongs to this machine, so that a socket can be bound to it."""
     url = service.http or service.grpc
     host = urlsplit(url if "://" in url else f"//{url}").hostname or ""
     try:
@@ -250,7 +252,7 @@ def _is_here(service: Service) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Conditions of a cell's measurements. None for unrecorded ones."""
+    """Conditions of a cell's measurements. None if not recorded."""
 
     measured_s: float | None = None
     """Unix time at which the load run started."""
@@ -283,16 +285,16 @@ class Conditions:
         }
 
     def value(self, field: Field) -> Json:
-        """The value of one of FIELDS; UNKNOWN if its whole group is."""
+        """The value of one of FIELDS. UNKNOWN if its whole group is."""
         group = self.system if field.about == "system" else self.workload
         return UNKNOWN if group is None else group.get(field.name)
 
     def shown(self, field: Field) -> str:
-        """The same for people."""
+        """The same for display."""
         return field.shown(self.value(field))
 
     def level(self, concurrency: int | None, request_rate: float | None) -> Mapping[str, Json]:
-        """The workload of one level, empty if it was not recorded."""
+        """The workload of one level. Empty if it was not recorded."""
         levels = (self.workload or {}).get("levels")
         wanted = (concurrency, request_rate)
         for entry in levels if isinstance(levels, list) else ():
@@ -316,7 +318,7 @@ class Difference:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names by which `--allow` permits it."""
+        """Names that `--allow` accepts for it."""
         one_sided = self.field.name in RUNTIMES and "-" in {self.base, self.new}
         return frozenset({self.field.about, self.field.name} | ({"server"} if one_sided else set()))
 
@@ -341,7 +343,7 @@ class Difference:
 def differences(
     new: Conditions, base: Conditions, levels: Iterable[tuple[int | None, float | None, str]] = ()
 ) -> tuple[Difference, ...]:
-    """All differences between two load runs. `levels` (concurrency, rate, name) are those of both."""
+    """All differences between two load runs. `levels` (concurrency, rate, name) are those present in both."""
     result = []
     for about in GROUPS:
         of_group = [field for field in FIELDS if field.about == about]
@@ -423,7 +425,7 @@ def common(every: Sequence[Conditions]) -> dict[str, Json]:
 
 
 def system_words(each: Conditions) -> str:
-    """A system in a line: "AMD EPYC, 2 cores, 24 GiB; server triton 2.51.0; ..."."""
+    """A system in one line: "AMD EPYC, 2 cores, 24 GiB; server triton 2.51.0; ..."."""
     return UNKNOWN if each.system is None else f"{machine_words(each)}; {version_words(each)}".removesuffix("; ")
 
 
@@ -466,7 +468,7 @@ def _counted(names: Sequence[object]) -> str:
 
 
 def workload_words(each: Conditions) -> str:
-    """A load in a line: "24 prompts (digest 0f3a...), max_tokens 16, ...; concurrency 4: 64 requests, ..."."""
+    """A load in one line: "24 prompts (digest 0f3a...), max_tokens 16, ...; concurrency 4: 64 requests, ..."."""
     if each.workload is None:
         return UNKNOWN
     load = {field.name: field.shown(each.workload.get(field.name)) for field in FIELDS if field.about == "workload"}

@@ -44,11 +44,11 @@ TRITON: Final = {
 SAMPLE_S: Final = 0.1
 GAUGES_S: Final = 1.0
 LEAST_READINGS: Final = 4
-"""Fewer different readings of a DCGM exporter do not resolve a level."""
+"""Fewer different readings from a DCGM exporter do not resolve a level."""
 _UNSEEN_NS: Final = 1_000_000_000
-"""How long at either end GPUs need not have been sampled."""
+"""How long GPUs may be unsampled at either end."""
 TIMEOUT_S: Final = 10.0
-"""Timeout for one read of the counters: an endpoint that hangs must not delay the run."""
+"""Timeout for one read of the counters: a hanging endpoint must not delay the run."""
 _CLOCK_SM: Final = 1
 _TEMPERATURE_GPU: Final = 0
 """As in nvml.h."""
@@ -61,7 +61,7 @@ Counters = dict[str, dict[str, float]]
 
 
 def parse(text: str) -> Counters:
-    """Triton's counters in a metrics page (Prometheus text), versions of a model together."""
+    """Triton's counters in a metrics page (Prometheus text), summed over versions of a model."""
     counters: Counters = {}
     for name, labels, value in samples(text):
         if name in TRITON and (model := _MODEL.search(labels)):
@@ -71,7 +71,7 @@ def parse(text: str) -> Counters:
 
 
 def samples(text: str) -> Iterator[tuple[str, str, float]]:
-    """Name, labels and value of each sample with labels in a page of Prometheus text, as far as it is a count."""
+    """Name, labels and value of each labeled sample in a page of Prometheus text. Values other than counts are skipped."""
     for line in text.splitlines():
         if match := _LINE.fullmatch(line):
             yield match[1], match[2], float(match[3])
@@ -118,7 +118,7 @@ async def speculation(url: str) -> tuple[int, int] | None:
 
 
 async def metrics_page(address: str, *, timeout_s: float) -> str | None:
-    """Text of a metrics endpoint; None when it cannot be read."""
+    """Text of a metrics endpoint. None if it cannot be read."""
     try:
         return (await fetch(address, "/metrics", timeout_s=timeout_s))[1].decode(errors="replace")
     except (OSError, HttpError, ValueError):
@@ -126,8 +126,8 @@ async def metrics_page(address: str, *, timeout_s: float) -> str | None:
 
 
 def gauges(text: str) -> tuple[float | None, float | None, float | None]:
-    """Read Triton's metrics page: running requests and waiting requests of TensorRT-LLM's engines, and the share of KV cache
-    blocks in use. None for a missing gauge. Triton itself only reports the requests that wait for each model.
+    """Read Triton's metrics page: running requests and waiting requests of TensorRT-LLM's engines, and the share of KV
+    cache blocks in use. None for a missing gauge. Triton itself only reports the requests that wait for each model.
     """
     engine: dict[tuple[str, str], float] = {}
     pending: list[float] = []
@@ -145,8 +145,8 @@ def gauges(text: str) -> tuple[float | None, float | None, float | None]:
 
 @contextmanager
 def watching(address: str | None) -> Iterator[list[list[float | None]]]:
-    """Sample the gauges of a metrics endpoint once a second while the block runs: time in ns, then the values of `gauges`. Runs
-    in a thread so that the load's event loop never waits. Empty without an endpoint.
+    """Sample the gauges of a metrics endpoint once a second while the block runs: time in ns, then the values of
+    `gauges`. Runs in a thread so that the load's event loop never waits. Empty without an endpoint.
     """
     samples: list[list[float | None]] = []
     if address is None:
@@ -167,8 +167,8 @@ def watching(address: str | None) -> Iterator[list[list[float | None]]]:
 def sampling(
     look: Callable[[], None], every_s: float, *, name: str, wait_s: float, ends: bool = False
 ) -> Iterator[None]:
-    """Call `look` in a thread every `every_s` seconds while the block runs, with `ends` also when it begins and ends. The end of
-    the thread is waited for at most `wait_s`.
+    """Call `look` in a thread every `every_s` seconds while the block runs, with `ends` also at its start and end.
+    Waits at most `wait_s` for the end of the thread.
     """
     stop = threading.Event()
 
@@ -201,8 +201,8 @@ def gauges_summary(samples: Sequence[GaugeSample]) -> dict[str, float]:
 
 @contextmanager
 def gpus(pid: int | None = None) -> Iterator[list[dict[str, Any]]]:
-    """Sample GPUs while the block runs: those that a process was started with, or all that NVML shows. The list fills when
-    it ends, and stays empty without GPUs.
+    """Sample GPUs while the block runs: those that a process was started with, or all that NVML lists. The list fills
+    when the block ends, and stays empty without GPUs.
 
     Each has `name`, `uuid` and `samples`: [time ns, watts, bytes in use, SM clock MHz, busy %, °C], null if unknown.
     """
@@ -235,7 +235,7 @@ def gpus(pid: int | None = None) -> Iterator[list[dict[str, Any]]]:
 
 
 def sample(ask: gpu_devices.Nvml, handle: Any) -> list[float | None]:
-    """Time ns, watts, bytes in use, SM clock MHz, busy %, °C of a GPU now, null where not known."""
+    """Time ns, watts, bytes in use, SM clock MHz, busy %, °C of a GPU now. null if unknown."""
     milliwatts, memory = ask("nvmlDeviceGetPowerUsage", handle), ask("nvmlDeviceGetMemoryInfo", handle)
     load = ask("nvmlDeviceGetUtilizationRates", handle)
     values = (
@@ -271,8 +271,8 @@ def gpu_summary(device: GpuDevice) -> dict[str, Any]:
 
 
 def energy_j(records: Iterable[GpuRecord], start_ns: int, end_ns: int) -> float | None:
-    """Joules that the GPUs of the records took from one moment to another: by their own counters, else power between samples
-    taken as straight lines. None if samples are missing. Idle GPUs belong to other users and are left out.
+    """Joules that the GPUs of the records used between two times: by their own counters, otherwise by linear
+    interpolation of power samples. None if samples are missing. Idle GPUs belong to other users and are left out.
     """
     total, known = 0.0, False
     for device in working(each for record in records for each in record["devices"]):
@@ -294,12 +294,14 @@ def energy_j(records: Iterable[GpuRecord], start_ns: int, end_ns: int) -> float 
 
 
 def updates(device: GpuDevice) -> list[GpuSample]:
-    """The samples of an exported GPU at which a value changed: an exporter repeats its values until it collects new ones."""
+    """The samples of an exported GPU at which a value changed: an exporter repeats its values until it collects new
+    ones.
+    """
     return [later for earlier, later in pairwise(device["samples"]) if later[1:] != earlier[1:]]
 
 
 def _counted_j(readings: Sequence[GpuSample], start_ns: int, end_ns: int) -> float:
-    """Growth of an energy counter, between and beyond its readings along straight lines."""
+    """Growth of an energy counter, interpolated between its readings and extrapolated linearly beyond them."""
 
     def at(time_ns: int) -> float:
         later = min(max(1, bisect_left(readings, time_ns, key=lambda each: each.time_ns)), len(readings) - 1)
@@ -311,7 +313,7 @@ def _counted_j(readings: Sequence[GpuSample], start_ns: int, end_ns: int) -> flo
 
 
 def working(devices: Iterable[GpuDevice]) -> list[GpuDevice]:
-    """GPUs that were busy at some time, or report no use. All of them if none was busy."""
+    """GPUs that were busy at any time, or do not report their use. All of them if none was busy."""
     every = list(devices)
     busy = [device for device in every if any(sample[4] is None or sample[4] > 0 for sample in device["samples"])]
     return busy or every

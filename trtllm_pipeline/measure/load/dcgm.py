@@ -1,7 +1,7 @@
-"""GPUs of other machines while a level runs, as their DCGM exporters report them.
+"""GPUs of other machines while a level runs, as reported by their DCGM exporters.
 
-Readings have the form and units of `counters.gpus`. An exporter serves values that it collected up to one interval ago, 30 s by
-default, so equal consecutive values are one reading. Source: DCGM Exporter Metrics; DCGM field identifiers.
+Readings have the form and units of `counters.gpus`. An exporter serves values that it collected up to one interval ago,
+30 s by default, so equal consecutive values are one reading. Source: DCGM Exporter Metrics; DCGM field identifiers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FIELDS: Final[Mapping[str, float]] = {
     "DCGM_FI_DEV_GPU_TEMP": 1.0,
     "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": 1e-3,  # from mJ
 }
-"""Field -> factor to the unit of its column of a sample: W, bytes, MHz, %, °C, J."""
+"""Field -> factor to the unit of its column in a sample: W, bytes, MHz, %, °C, J."""
 SAMPLE_S: Final = 1.0
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -43,7 +43,7 @@ class Exporters:
 
     @contextmanager
     def sampled(self, problems: list[str]) -> Iterator[list[dict[str, Any]]]:
-        """Sample the GPUs while the block runs. The list of devices fills when it ends, and so do `problems`."""
+        """Sample the GPUs while the block runs. The list of devices and `problems` fill when it ends."""
         devices: dict[str, dict[str, Any]] = {}
         lacking: Counter[str] = Counter()
         records: list[dict[str, Any]] = []
@@ -66,7 +66,7 @@ class Exporters:
             problems.extend(f"{each} ({n} of {looks} times)" if n < looks else each for each, n in lacking.items())
 
     def _add(self, devices: dict[str, dict[str, Any]], url: str, page: str) -> set[str]:
-        """Add the readings of a page to `devices`, by UUID. Returns what the page lacks."""
+        """Add the readings in a page to `devices`, by UUID. Returns what the page lacks."""
         now_ns, found = time.monotonic_ns(), gpus_of(page)
         if not found:
             return {f"reports no GPU; expected metrics such as {_MEMORY}"}
@@ -93,7 +93,7 @@ class ExportedGpu:
 
 
 def gpus_of(page: str) -> list[ExportedGpu]:
-    """The GPUs on a page of Prometheus text. The memory of a GPU in MIG mode is that of its instances together."""
+    """The GPUs on a page of Prometheus text. For a GPU in MIG mode, the memory is the sum of its instances."""
     gpus: dict[str, dict[str, dict[str, float]]] = {}
     about: dict[str, dict[str, str]] = {}
     for metric, text, value in counters.samples(page):

@@ -1,7 +1,8 @@
-"""Compare a report of `trtllm-bench throughput --report_json` with a measurement through a server.
+"""Compares a report of `trtllm-bench throughput --report_json` with a measurement through a server.
 
-trtllm-bench runs the engine in its own process: its numbers lack the overhead of the server, its protocol and its models around the
-engine. Source: `bench/dataclasses/reporting.py` of TensorRT-LLM, and its guide to trtllm-bench for the data set.
+trtllm-bench runs the engine in its own process: its numbers do not include the overhead of the server, its protocol and
+its models around the engine. Source: `bench/dataclasses/reporting.py` of TensorRT-LLM, and its guide to trtllm-bench
+for the data set.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ ENGINE_REPORT_FILE: Final = "report.json"
 """File name in a stage's output."""
 LAYER: Final = "the engine in the process of trtllm-bench"
 _SAME: Final = 0.05
-"""By how much lengths may differ and be the same load, as a share."""
+"""Maximum difference of lengths in the same load, as a share."""
 _AT_ONCE: Final = 0.2
-"""The same of requests in flight."""
+"""The same for requests in flight."""
 _REPORTED: Final = {
     "requests": ("request_info", "num_requests"),
     "in_flight": ("request_info", "avg_num_concurrent_requests"),
@@ -35,7 +36,7 @@ _REPORTED: Final = {
 }
 """Our name -> section and name in the report. Latencies are means. The last two need --streaming."""
 _MOST: Final = 1e18
-"""Above that no number was measured."""
+"""Larger numbers are not measurements."""
 _OPTIONAL: Final = frozenset({"ttft_ms", "tpot_ms"})
 
 
@@ -67,7 +68,7 @@ class EngineReport:
 
 @dataclass(frozen=True, slots=True)
 class BenchComparison:
-    """A level and a report of the same load, or of the one that is nearest to it."""
+    """A level, and a report of the same or the most similar load."""
 
     level: LevelResult
     report: EngineReport
@@ -101,7 +102,7 @@ class BenchComparison:
                 yield f"{name.replace('_', ' ')} {ours:g} here, {theirs:g} there"
 
     def rows(self) -> list[dict[str, object]]:
-        """For each figure ours, theirs, and by how much ours is more."""
+        """For each figure: ours, theirs, and how much higher ours is."""
         names = ("output_tokens_per_s", "requests_per_s", "ttft_ms", "tpot_ms", "e2e_ms")
         known = [(name, self.ours(name), self.report.values[name]) for name in names if name in self.report.values]
         return [
@@ -134,8 +135,8 @@ class BenchComparison:
 
 
 def write_dataset(events: Path, output: Path) -> int:
-    """Write measured requests of an event file as a dataset for trtllm-bench and return their number: those of the level with
-    the most requests in flight, in the order in which they were sent, and of its first repeat.
+    """Write measured requests from an event file as a dataset for trtllm-bench, and return their number: those in the
+    first repeat of the level with the highest concurrency, in sending order.
 
     Raises StageError for an invalid event file, or one without a closed loop.
     """

@@ -1,7 +1,7 @@
 """The event file of a load run: types of its records, and a reader that rejects impossible ones.
 
 `measure/load/load.py` writes it, and docs/reference/formats.md describes each record. Other keys are ignored, as are
-records of other types. A key that is missing, as in files written before there was one, means null.
+records of other types. A missing key, as in older files, means null.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing_extensions import NotRequired, TypedDict
 from trtllm_pipeline.base import StageError, reading, user_files
 from trtllm_pipeline.measure.load.prompts import opened
 
-if TYPE_CHECKING:  # read by pydantic, which programs that measure import when they have measured
+if TYPE_CHECKING:  # read by pydantic; programs import it only after measuring
     from pydantic import TypeAdapter
     from pydantic_core import ErrorDetails
 
@@ -123,7 +123,7 @@ class ServerRecord(_Record):
     since: Ns | None
     ready: bool
     started: NotRequired[bool]
-    """False if a cell names a server that runs already."""
+    """False if a cell names a server that is already running."""
 
 
 class RequestRecord(_OfLevel):
@@ -139,7 +139,7 @@ class RequestRecord(_OfLevel):
     max_tokens: Annotated[int, Interval(gt=0, le=10**7)]
     scheduled_ns: Ns
     held_ns: NotRequired[Ns]
-    """How long it was due and not sent, since as many as allowed were in flight."""
+    """How long it was due but not sent, because the maximum number of requests was in flight."""
     turn: NotRequired[Positive]
     """Turn of its conversation, from the second on."""
     connected_ns: NotRequired[Ns | None]
@@ -165,8 +165,9 @@ class RequestRecord(_OfLevel):
     accepted_tokens: NotRequired[Count | None]
     finish_reason: NotRequired[str | None]
     late_ns: NotRequired[Ns]
-    """Longest that bytes lay in the kernel before they were read: not in their own time, which is that of their arrival,
-    but events that came before one read have the time of the last."""
+    """Longest delay between arrival and reading of bytes. Each read has its arrival time, but several events in one
+    read share the time of the last.
+    """
     end_ns: Ns
     error: str | None
 
@@ -215,7 +216,7 @@ class OverBudgetRecord(_OfLevel):
 
 
 class ProbedRecord(_OfLevel):
-    """A level that a search for the highest rate starts."""
+    """The start of a level in a search for the highest rate."""
 
     type: Literal["probed"]
 
@@ -251,7 +252,7 @@ class GpuRecord(_OfLevel):
     type: Literal["gpu"]
     devices: list[GpuDevice]
     problems: NotRequired[list[str]]
-    """What DCGM exporters do not report."""
+    """Metrics that DCGM exporters do not report."""
 
 
 class _Check(_Record):
@@ -271,7 +272,7 @@ class SettingsRecord(_Record):
 
 
 class RooflineRecord(_Record):
-    """Least time to read the weights once, see `measure/load/roofline.py`."""
+    """Minimum time to read the weights once, see `measure/load/roofline.py`."""
 
     type: Literal["roofline"]
     pass_s: Rate | None
@@ -280,14 +281,14 @@ class RooflineRecord(_Record):
 
 
 class ReusedRecord(_Record):
-    """KV cache blocks reused so far."""
+    """Number of KV cache blocks reused so far."""
 
     type: Literal["reused_blocks"]
     blocks: Growth | None
 
 
 class ProbeRecord(_Record):
-    """A new prompt, sent twice."""
+    """A new prompt that is sent twice."""
 
     type: Literal["probe"]
     pair: Count
@@ -335,7 +336,7 @@ _ONE_EACH: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("triton", "gpu", "speculation", "gauges", "probed"), _OF_LEVEL),
     **dict.fromkeys(("client", "unsent", "over_budget"), (*_OF_LEVEL, "worker")),
 }
-"""Type of record -> its unique key."""
+"""Record type -> its unique key."""
 _LISTS: Final = {
     "requests": "request",
     "clients": "client",
@@ -344,7 +345,7 @@ _LISTS: Final = {
     **{name: name for name in ("triton", "settings", "roofline", "reused_blocks", "speculation")},
     **{name: name for name in ("unsent", "probed", "gauges", "over_budget")},
 }
-"""Field of `Records` -> type of its records."""
+"""Field of `Records` -> its record type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +360,7 @@ class Records:
     asked_tokens: Mapping[str, int]
     """Target input tokens of prompts by id."""
     shared: Mapping[str, int]
-    """Characters that prompts are meant to share with others, by id."""
+    """Intended length of the shared prefix of prompts in characters, by id."""
     requests: Sequence[RequestRecord]
     conditions: ConditionsRecord | None
     server: Mapping[str, ServerRecord]
@@ -384,12 +385,12 @@ class Records:
 
 
 def level_of(record: _OfLevel) -> tuple[int | None, float | None]:
-    """Concurrency and request rate of a record's level, one of them None."""
+    """Concurrency and request rate of a record's level. One of them is None."""
     return record["concurrency"], record.get("request_rate")
 
 
 def read_records(path: Path, text: bytes | None = None) -> Records:
-    """The records in `path`, or in a part of it, its `text`. A last line cut off by a crash is left out.
+    """The records in `path`, or in `text`, a part of it. A last line cut off by a crash is ignored.
 
     Raises StageError with the line of an invalid or impossible record.
     """
@@ -438,17 +439,17 @@ def read_records(path: Path, text: bytes | None = None) -> Records:
 
 @cache
 def _reader() -> TypeAdapter[Mapping[str, Any]]:
-    """Validates records. Built when the first one is read, so that programs that measure start faster."""
+    """Validates records. Created when the first record is read, so that programs that measure start faster."""
     from pydantic import Field, TypeAdapter
 
     return TypeAdapter(Annotated[_Known, Field(discriminator="type")])
 
 
 def _records(path: Path, text: bytes | None) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Number and record of each line that is not blank."""
+    """Number and record of each nonblank line."""
     from pydantic import ValidationError
 
-    from trtllm_pipeline.measure.load.load import SCHEMA  # reports have the types of records, and no client
+    from trtllm_pipeline.measure.load.load import SCHEMA  # reports only need the record types, not a client
 
     try:
         text = reading.read_bytes(path) if text is None else text
@@ -480,7 +481,7 @@ def _records(path: Path, text: bytes | None) -> Iterator[tuple[int, Mapping[str,
 
 
 def _of_another_type(line: bytes) -> Mapping[str, Any] | None:
-    """A record of a type that a later version may write."""
+    """True for a record type that a later version may write."""
     try:
         record = user_files.decode_mapping(line)
     except user_files.JsonError:
@@ -533,7 +534,7 @@ def _impossible(request: RequestRecord) -> str | None:
 
 
 def _check_together(path: Path, requests: Sequence[tuple[int, RequestRecord]]) -> None:
-    """Raise StageError for impossible overlaps: a slot has one request at a time, and a run one level."""
+    """Raise StageError for impossible overlaps: a slot has one request at a time, and a run has one level at a time."""
     slots: dict[tuple[Any, ...], list[tuple[int, int, int]]] = {}
     levels: dict[tuple[Any, ...], tuple[int, int, int]] = {}
     for line, request in requests:

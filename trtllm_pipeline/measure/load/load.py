@@ -1,12 +1,12 @@
 """The load client: sends requests to a server and records times and outputs, without tokenizing or statistics.
 
-Closed loop: a fixed number of requests in flight, the next sent when one ends. Open loop: requests at times drawn
-in advance, independent of the server. How late each request was sent is recorded. The first requests of a level are its
+Closed loop: a fixed number of requests in flight; the next is sent when one ends. Open loop: requests at times drawn in
+advance, independent of the server. How late each request was sent is recorded. The first requests of a level are its
 warmup. The measured ones follow without draining, so the server is never idle in between.
 
-Event file: JSON Lines, the records of `measure/load/events.py`, described in docs/reference/formats.md. Times are CLOCK_MONOTONIC
-nanoseconds. Records are written as requests end, so an interrupted run keeps its measurements. Several processes append
-to the file, each record in one write.
+Event file: JSON Lines, the records of `measure/load/events.py`, described in docs/reference/formats.md. Times are
+CLOCK_MONOTONIC nanoseconds. Records are written as requests end, so an interrupted run keeps its measurements. Several
+processes append to the file, each record in one write.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ SCHEMA: Final = 1
 LAG_PROBE_S: Final = 0.01
 """Interval of the event loop's lag samples."""
 _SPIN_S: Final = 0.0011
-"""An event loop's timers are this coarse, since epoll counts whole milliseconds and Python rounds up: the rest of the way
-to a scheduled time is waited by looking at the clock."""
+"""Resolution of an event loop's timers, since epoll uses whole milliseconds and Python rounds up. The rest of the time
+to a scheduled send is spent polling the clock.
+"""
 WARMUP_REQUESTS: Final = 4
 """Default warmup requests before an open loop."""
 WARMUP_ID: Final = " (warm-up)"
@@ -50,12 +51,12 @@ WARMUP_ID: Final = " (warm-up)"
 MOST_WARMUP: Final = 8
 """Upper limit of a warmup that continues until TTFT is flat, as a multiple of its minimum."""
 FLAT: Final = 0.05
-"""By how much of itself the median may still fall."""
+"""Maximum remaining decrease of the median, as a share of it."""
 _FLAT_WINDOW: Final = 8
 SATURATED_S: Final = 10.0
 """Minimum measurement of a server that has fallen behind."""
 MOST_PLANNED: Final = 1_000_000
-"""Requests of a rate that a search comes to: they are planned before they are sent."""
+"""Maximum requests at a rate in a search: they are planned before they are sent."""
 _WARM_LANES: Final = 128
 _OBSERVED: Final = tuple(field.name for field in fields(Answer))
 
@@ -77,23 +78,25 @@ class Level:
     seconds: float | None = None
     """Closed loop: measure for this time, cycling through the prompts. None: send each once. See `openings`."""
     least_warmup: int | None = None
-    """Requests after which the warmup ends when the time to first token is flat. None: it has all of its requests."""
+    """Requests after which the warmup ends once the time to first token is flat. None: the warmup has all of its
+    requests.
+    """
     max_in_flight: int | None = None
     """Open loop: due requests wait while this many are in flight."""
     turn_delay_s: float = 0.0
     """Delay between a response and the next turn of its conversation."""
     budget_s: float | None = None
-    """No measured conversation starts after this time from the first one. None: no limit."""
+    """No measured conversation starts later than this after the first one. None: no limit."""
     probes: bool = False
     """Open loop: a rate that a search tries, not a requested one."""
     openings: tuple[str, ...] = ()
     """Words that replace the first words of each conversation, in sending order. "" keeps the original."""
     trace_speed: float | None = None
-    """Open loop: requests are due at their own times, this many times as fast."""
+    """Open loop: requests are due at their own times, sped up by this factor."""
 
     @property
     def planned(self) -> tuple[Prompt, ...]:
-        """All prompts in the order they are sent."""
+        """All prompts in sending order."""
         return (*self.warmup, *self.measured)
 
     @property
@@ -110,13 +113,13 @@ class Share:
     workers: int = 1
 
     def slots(self, total: int) -> range:
-        """Which of `total` slots are its own."""
+        """The process's slots out of `total`."""
         return range(self.worker, total, self.workers)
 
 
 def warmup_prompt(prompt: Prompt) -> Prompt:
-    """The warmup prompt for `prompt`: the same without its first word. It is about as long, never longer, and leaves nothing
-    in a cache that `prompt` could reuse. A single word is sent unchanged, which the analysis reports.
+    """The warmup prompt for `prompt`: the same without its first word. It is about as long, never longer, and leaves
+    nothing in a cache that `prompt` could reuse. A single word is sent unchanged, which the analysis reports.
     """
     shorter = with_text(prompt, _without_first_word)
     same = shorter.messages == prompt.messages if prompt.messages else shorter.text == prompt.text
@@ -124,7 +127,7 @@ def warmup_prompt(prompt: Prompt) -> Prompt:
 
 
 def _without_first_word(text: str, shared: int) -> str:
-    # Keep the leading space: the rest then has the same tokens as before.
+    # Keep the leading space, so that the rest has the same tokens as before.
     _, space, rest = text[shared:].lstrip().partition(" ")
     return f"{text[:shared]}{space}{rest}" if rest.strip() else text
 
@@ -139,26 +142,28 @@ class Load:
     """Requests per level. A closed loop sends more if its steady window would hold fewer than WAVES waves. None: the default,
     see `requests_of`."""
     warmup_requests: int | None = None
-    """Before each level. None: two for each request in flight, and WARMUP_REQUESTS before an open loop."""
+    """Warmup requests before each level. None: two for each request in flight, and WARMUP_REQUESTS before an open loop."""
     repeats: int = 1
     distribution: Distribution = "poisson"
     burstiness: float = 1.0
     seed: int = 0
-    """The same seed gives the same times of an open loop, for every repeat others."""
+    """Determines the times of an open loop. They differ between repeats."""
     until_flat: bool = False
-    """The warmup continues until the time to first token is flat, MOST_WARMUP times as long at most."""
+    """The warmup continues until the time to first token is flat, up to MOST_WARMUP times as long."""
     interval_s: float | None = None
     """Measure each level for this time instead of `requests`."""
     max_in_flight: int | None = None
     """Limit of requests in flight in an open loop."""
     turn_delay_s: float = 0.0
     budget_s: float | None = None
-    """Time after which a level starts no further request. None: the default, see `level_budget`."""
+    """Time after which a level starts no more requests. None: the default, see `level_budget`."""
     trace_speed: tuple[float, ...] = ()
-    """Replay prompts at their own times, this many times as fast."""
+    """Replay prompts at their own times, sped up by these factors."""
 
     def levels(self, prompts: Sequence[Prompt]) -> list[Level]:
-        """The levels in the order they are measured, repeats interleaved: drift of the machine hits every level alike."""
+        """The levels in measuring order, with repeats interleaved, so that drift of the machine affects all levels
+        equally.
+        """
         none = replace(self, concurrency=(), request_rate=(), trace_speed=())
         parts = (
             replace(none, concurrency=self.concurrency),
@@ -168,7 +173,7 @@ class Load:
         return [level for part in parts for repeat in range(self.repeats) for level in part.turn(prompts, repeat)]
 
     def most_requests(self, turns: int = 1) -> int:
-        """Requests that all repeats of the largest closed loop measure, or else of a rate."""
+        """Number of requests in all repeats of the largest closed loop, or else of a rate."""
         levels = self.concurrency or (None,)
         return self.repeats * max(requests_of(self.requests, each, self.warmup_requests, turns) for each in levels)
 
@@ -244,7 +249,7 @@ class Load:
             empty_slots = max(0, concurrency - len(conversations(cold)))
             return _taken(talks, first, requests, waves=WAVES * concurrency, after=empty_slots)
 
-        # Each repeat continues after the previous one's last prompt, so that all prompts are measured evenly.
+        # Each repeat continues after the previous one's last prompt, so that all prompts are measured equally often.
         first = repeat * len(conversations(taken(0))) % len(talks)
         warmup = tuple(map(warmup_prompt, _taken(talks, 0, MOST_WARMUP * least) if self.until_flat else cold))
         measured = taken(first)
@@ -270,8 +275,8 @@ class Load:
 def _taken(
     talks: Sequence[tuple[Prompt, ...]], first: int, requests: int, *, waves: int = 0, after: int = 0
 ) -> tuple[Prompt, ...]:
-    """At least that many requests, with `waves` of them after the first `after` conversations: whole conversations from the
-    `first` on, and from the first of all on again.
+    """At least `requests` requests, with `waves` of them after the first `after` conversations: whole conversations
+    starting at `first`, and cycling through all.
     """
     prompts: list[Prompt] = []
     behind = 0
@@ -293,7 +298,7 @@ def schedule(
 ) -> tuple[float, ...]:
     """`count` times in seconds, from 0, with 1/`rate` seconds between consecutive ones on average.
 
-    constant: exactly. poisson: exponential gaps. gamma: gaps of shape `burstiness` (below 1 in bursts, 1 is poisson,
+    constant: equal gaps. poisson: exponential gaps. gamma: gaps of shape `burstiness` (below 1 in bursts, 1 is poisson,
     above 1 more even), as vLLM's benchmark defines it.
     """
     draw = random.Random(seed)  # noqa: S311 - not a secret
@@ -341,7 +346,7 @@ class Together:
     """State that the processes of a level share."""
 
     def __init__(self, workers: int = 1, number: Any = None, warm: Any = None) -> None:
-        """`number` and `warm` are `multiprocessing.Value`s; None within one process."""
+        """`number` and `warm` are `multiprocessing.Value`s. None within one process."""
         self._workers = workers
         self._number = SimpleNamespace(value=0, get_lock=nullcontext) if number is None else number
         self._warm = SimpleNamespace(value=0, get_lock=nullcontext) if warm is None else warm
@@ -354,23 +359,23 @@ class Together:
         return number
 
     def skip_to(self, number: int) -> None:
-        """Leave out the numbers below."""
+        """Skip the numbers below."""
         with self._number.get_lock():
             self._number.value = max(self._number.value, number)
 
     def one_is_warm(self) -> None:
-        """One process more finds the server warm."""
+        """Count one more process that finds the server warm."""
         with self._warm.get_lock():
             self._warm.value += 1
 
     @property
     def warm(self) -> bool:
-        """True once all processes are warm: none measures while another warms up."""
+        """True once all processes are warm, so that none measures while another warms up."""
         return bool(self._warm.value >= self._workers)
 
 
 class Flatness:
-    """Tells when the time to first token has stopped falling: medians of two windows, one after the other, are alike."""
+    """Detects when the time to first token has stopped falling: the medians of two consecutive windows are similar."""
 
     def __init__(self, least: int, window: int) -> None:
         self._least, self._window = least, max(_FLAT_WINDOW, window)
@@ -396,13 +401,13 @@ async def run_level(
     together: Together | None = None,
     begin: Callable[[], int] = time.monotonic_ns,
 ) -> None:
-    """Run a process's share of one level. `generation` builds the request for a prompt and its number in the level.
-    `done` is called after each. `begin` is called when all sessions are connected and returns the start time.
+    """Run a process's share of one level. `generation` builds the request from a prompt and its number in the level.
+    `done` is called after each request. `begin` is called when all sessions are connected, and returns the start time.
     """
     loop = _Loop(client, level, generation, events, done, share, together or Together())
     lag_ns: list[int] = []
     await loop.connect()
-    # A collection of everything imported so far stalls the loop for tens of milliseconds.
+    # A collection of everything imported so far would stall the loop for tens of milliseconds.
     gc.collect()
     gc.freeze()
     start_ns = begin()
@@ -453,7 +458,7 @@ class _Loop:
             self.slots = self.share.slots(level.concurrency)
 
     async def connect(self) -> None:
-        """Open every slot's session, a few at a time, or a server's backlog would overflow."""
+        """Open every slot's session, a few at a time, to avoid overflowing a server's backlog."""
         self.sessions = [self.client.session() for _ in self.slots]
         for first in range(0, len(self.sessions), 32):
             await asyncio.gather(*(session.open() for session in self.sessions[first : first + 32]))
@@ -488,7 +493,7 @@ class _Loop:
             self.events.write("over_budget", **level.key, worker=self.share.worker, requests=unsent)
 
     async def open(self, start_ns: int) -> None:
-        """Every conversation at its time, on a session that is free or else a new one."""
+        """Start every conversation at its time, on a free session or else a new one."""
         free = list(range(len(self.sessions)))
         under_way: set[asyncio.Task[None]] = set()
         level, most = self.level, self.level.max_in_flight
@@ -529,7 +534,7 @@ class _Loop:
         await asyncio.gather(*under_way)
 
     def _next(self, number: int) -> int:
-        """The first request of the conversation that this process sends after one."""
+        """The first request of this process's next conversation."""
         return self.talks[min(number + self.share.workers, len(self.talks) - 1)].start
 
     async def _talk(
@@ -591,7 +596,7 @@ async def _until(due_ns: int) -> None:
 
 
 async def _probe(lag_ns: list[int]) -> None:
-    """How late the event loop gives control back, again and again."""
+    """Sample the delay of the event loop repeatedly."""
     while True:
         due_ns = time.monotonic_ns() + int(LAG_PROBE_S * 1e9)
         await asyncio.sleep(LAG_PROBE_S)

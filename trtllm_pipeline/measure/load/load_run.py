@@ -60,14 +60,13 @@ def record(
     openings: Openings | None = None,
     exporters: Exporters | None = None,
 ) -> None:
-    """Measure the levels of all rounds and write all that is observed into the new file `path`.
+    """Measure the levels of all rounds and write all observations into the new file `path`.
 
-    `progress` gets the requests done and the requests planned so far. `processes` None: as many as each level
-    needs. `synthetic` has the target lengths of synthetic prompts, `repeats` decides how often levels repeat. A
-    search for the highest rate needs `objectives`. `openings` varies the first words of synthetic prompts. GPUs are those of
-    `exporters`, or else of this machine. Raises ServerError
-    if the server or the model is missing, or cannot serve a prompt's options, and StageError if `claim` cannot be read, or
-    `objectives` limit a metric that the model lacks.
+    `progress` gets the requests done and the requests planned so far. `processes` None: as many as each level needs.
+    `synthetic` has the target lengths of synthetic prompts, `repeats` the rule for repeats. A search for the highest
+    rate needs `objectives`. `openings` varies the first words of synthetic prompts. GPUs are those of `exporters`, or
+    else of this machine. Raises ServerError if the server or the model is missing, or cannot process a prompt's
+    options, and StageError if `claim` cannot be read, or `objectives` limit a metric that the model lacks.
     """
     for prompt in prompts:
         target.of_row(prompt)
@@ -133,7 +132,7 @@ def record(
                 workers_count = workers.wanted(level, processes)
                 before = await counters.triton(metrics)
                 if drafting:
-                    await counters.speculation(target.service.http)  # discard what precedes this level
+                    await counters.speculation(target.service.http)  # discard everything before this level
                 problems: list[str] = []
                 sampled = exporters.sampled(problems) if exporters else counters.gpus(target.service.pid)
                 with sampled as gpus, counters.watching(metrics) as gauges:
@@ -184,7 +183,7 @@ class LoadPlan:
     """Outputs of prompts with a target length have exactly the requested tokens if the server has an input for it, else at most
     that many."""
     skip_too_long: bool | None = None
-    """Leave out rows that do not fit the engine. Otherwise they are an error. None: leave out requests of a trace."""
+    """Leave out rows that do not fit the engine. Otherwise they are an error. None: only leave out requests of a trace."""
     workload: Workload | None = None
     """Prompts of given lengths, cut or padded from `input_data` if there is one. Needs the tokenizer."""
     images: str | None = None
@@ -273,14 +272,14 @@ def _prompts(plan: LoadPlan, tokenizer: Tokenizer | None, left_out: LeftOut) -> 
 
 
 def _rows(plan: LoadPlan, engine: Engine | None, tokenizer: Tokenizer | None, left_out: LeftOut) -> tuple[Prompt, ...]:
-    """The prompts of the input data, unchanged, and of a trace as many as are sent."""
+    """The prompts of the input data, unchanged; of a trace, as many as are sent."""
     assert plan.input_data is not None
     target, load = plan.target, plan.load
 
     special = partial(adds_special_tokens, target.service, target.protocol, target.timeout_s)
     with chat_renderer(tokenizer_folder(plan.tokenizer), special) as render:
         if render is None and target.protocol.startswith("openai_chat"):
-            render = unrendered  # the server has the template
+            render = unrendered  # the server applies its own template
         rows = read_prompts(
             plan.input_data,
             render,
@@ -311,7 +310,9 @@ def _rows(plan: LoadPlan, engine: Engine | None, tokenizer: Tokenizer | None, le
 
 
 def _fitting(plan: LoadPlan, engine: Engine | None, tokenizer: Tokenizer | None) -> Callable[[Prompt], bool]:
-    """Whether a prompt is within the limits of the engine, or else of the server, or is to be sent anyway."""
+    """Returns a function that is True for prompts to send: within the limits of the engine or the server, or to be sent
+    anyway.
+    """
 
     @cache
     def limits() -> Engine:
@@ -330,7 +331,7 @@ def _fitting(plan: LoadPlan, engine: Engine | None, tokenizer: Tokenizer | None)
 
 
 def _as_recorded(prompt: Prompt, tokenizer: Tokenizer, most: int) -> Prompt:
-    """A turn of a recorded conversation with an output of at most the length of its answer."""
+    """A turn of a recorded conversation whose output is at most as long as its recorded answer."""
     if not (prompt.recorded and prompt.references) or prompt.max_tokens is not None:
         return prompt
     tokens = len(tokenizer.encode(prompt.references[0], add_special_tokens=False).ids)

@@ -1,4 +1,4 @@
-"""The names of a level's metrics, for all who name them without a result at hand."""
+"""Names of a level's metrics, for modules that do not need results."""
 
 from typing import Final
 

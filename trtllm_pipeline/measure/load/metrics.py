@@ -1,7 +1,7 @@
-"""From the events of a load run to metrics: latencies, rates over windows, and the verdict of the validity gates.
+"""Computes metrics from the events of a load run: latencies, rates over windows, and the verdict of the validity gates.
 
-`analyze` is a pure function of an event file (`measure/load/load.py`) and a tokenizer: anything it reports can be computed
-again later, or by somebody else.
+`analyze` is a pure function of an event file (`measure/load/load.py`) and a tokenizer, so anyone can reproduce its
+results later.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class SoFar:
 
 
 def _at_headline(repeats: Sequence[RepeatResult]) -> tuple[RepeatResult, ...]:
-    """The repeats of a level with the rates of the window that is its headline."""
+    """The repeats of a level, with the rates in its headline window."""
     name, _ = windows.headline([repeat.windows for repeat in repeats])
     return tuple(replace(repeat, **_rates(repeat.windows[name])) for repeat in repeats)
 
@@ -159,7 +159,7 @@ def _probes(run: LoadRun, objectives: Objectives) -> list[Probe]:
 
 
 def _closed(run: LoadRun, objectives: Objectives) -> Iterator[_ClosedLoop]:
-    """Results of closed loops for a search: of the requested levels, and of those that it tried."""
+    """Results of closed loops for a search: requested levels, and those that it tried."""
     for level in (*run.levels, *run.probes) if objectives.per_request else ():
         if level.concurrency is not None and (rounds := _probe_rounds(level, objectives)):
             yield _ClosedLoop(level.concurrency, rounds, _completed_rps(level))
@@ -338,7 +338,9 @@ def _of_turns(good: Sequence[TimedRequest]) -> dict[str, Summary]:
 
 
 def _in_flight(level: LevelRun, repeat: int) -> float | None:
-    """Requests in flight on average, from the first sending to the last end: their times together over that time."""
+    """Mean number of requests in flight, from the first send to the last end: the sum of their durations divided by
+    that time.
+    """
     spans = [(request.sent_ns, request.record["end_ns"]) for request in level.repeats.get(repeat, ())]
     if not spans:
         return None
@@ -403,13 +405,13 @@ def _rates(window: Window | None) -> dict[str, Any]:
 def _over(
     how: Callable[[Iterable[float]], float], windows: Sequence[Window | RepeatResult | None], name: str
 ) -> float | None:
-    """`how` of one field of all windows, or repeats; None when one of them lacks it."""
+    """`how` applied to one field of all windows or repeats. None if one of them lacks it."""
     values = [getattr(window, name) for window in windows]
     return None if None in values else round(how(values), 3)
 
 
 def _per_event(good: Sequence[TimedRequest], which: slice) -> float:
-    """Tokens per content event, of the events `which` of each request."""
+    """Tokens per content event. `which` selects the events of each request."""
     tokens = [count for request in good for count in request.tokens[which]]
     return round(sum(tokens) / max(1, len(tokens)), 3)
 
@@ -431,7 +433,7 @@ def _goodput(level: LevelRun, window: str | None, limits_ms: Mapping[str, float]
 
 
 def _intervals(level: LevelRun, window: str) -> dict[str, Interval]:
-    """Intervals by the requests: see `intervals` of DEFINITIONS."""
+    """Intervals from the requests: see `intervals` in DEFINITIONS."""
     tokens: list[float] = []
     ends: list[float] = []
     for repeat, requests in level.repeats.items():

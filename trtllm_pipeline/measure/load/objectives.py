@@ -1,7 +1,7 @@
-"""Service level objectives as people type them: `ttft=300ms,ttft_p99=500ms,output_tps=100`.
+"""Service level objectives as users type them: `ttft=300ms,ttft_p99=500ms,output_tps=100`.
 
-One grammar for all commands. An objective without a statistic (`ttft=300ms`) is about each request: goodput is the share
-of requests that meet all of these. Any other is about a metric of a level, which meets it or does not.
+All commands share one grammar. An objective without a statistic (`ttft=300ms`) applies to each request: goodput is the
+share of requests that meet all of these. Other objectives apply to a metric of a level.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from trtllm_pipeline.base import UsageError
 from trtllm_pipeline.measure.load.metric_names import HIGHER_IS_BETTER, LEVEL_METRICS, RATES
 
 PER_REQUEST: Final = ("ttft", "tpot", "e2e")
-"""Latencies that every request has."""
+"""Latencies of every request."""
 LEAST_SEARCHED: Final = 300
-"""Requests of each rate that a search for the highest tries. With fewer a level ends before its queue is long: of a simulated
-queue (M/M/1) the rate that was found was up to 31% wrong in nine of ten searches with 64, up to 15% with 300.
+"""Minimum requests per rate in a search for the highest rate. With fewer, a level ends before its queue builds up: for
+a simulated queue (M/M/1), the result was off by up to 31% in nine of ten searches with 64 requests, by up to 15% with
+300.
 """
 _FORM: Final = re.compile(r"\s*([a-z0-9_]+)\s*=\s*(\d+(?:\.\d+)?)\s*(ms|s|)\s*")
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A latency in ms that may not be exceeded, or a rate that must be reached."""
+    """A latency in ms that must not be exceeded, or a rate that must be reached."""
 
     metric: str
     limit: float

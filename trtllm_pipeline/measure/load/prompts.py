@@ -18,16 +18,18 @@ from trtllm_pipeline.measure.client.service import Service
 
 BUILT_IN_PROMPTS: Final = "builtin:prompts"
 BLOCK_TOKENS: Final = 512
-"""Tokens that a hash of a Mooncake trace stands for. Source: kvcache-ai/Mooncake, FAST25-release."""
+"""Tokens that one hash of a Mooncake trace represents. Source: kvcache-ai/Mooncake, FAST25-release."""
 OPENING_WORDS: Final = 2
-"""Words of a synthetic prompt that are replaced each time it is sent."""
+"""Number of words of a synthetic prompt that are replaced each time it is sent."""
 _EXAMPLE: Final = 'a line looks like {"input": "The capital of France is", "output": "Paris"}'
 OWN_LENGTHS: Final = (
     "the requests of a trace have their own lengths; leave out workload: isl_osl, input_tokens and the like"
 )
 _TOO_LONG: Final = "build for longer lengths, or let workload: isl_osl cut them"
 _SUMMARY: Final = "\n\nTL;DR:"
-"""Asks for a summary of the text before it. Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019, 3.6."""
+"""Requests a summary of the preceding text. Source: Radford et al., Language Models are Unsupervised Multitask
+Learners, 2019, 3.6.
+"""
 _ROLES: Final = {
     **dict.fromkeys(("human", "user"), "user"),
     **dict.fromkeys(("gpt", "assistant", "chatgpt", "bing", "bard", "model", "bot"), "assistant"),
@@ -36,7 +38,7 @@ _ROLES: Final = {
 }
 """Speaker names in ShareGPT and similar datasets."""
 _CONVERSATIONS: Final = {"conversations": {"messages"}, "conversation": {"messages", "input", "text_input"}}
-"""Key of a conversation of ShareGPT, or of data sets like it -> keys that make it the user's own."""
+"""Key of a conversation in ShareGPT, or in similar data sets -> keys that mark the row as the user's own format."""
 _FOR_TEMPLATE: Final[Mapping[str, type | tuple[type, ...]]] = {
     "tools": list,
     "documents": list,
@@ -89,7 +91,7 @@ class Prompt:
     images: int = 0
     """Number of images in the messages, for chat endpoints and multimodal engines."""
     turn: int = 1
-    """Turn of its conversation. Turns follow each other directly, and each is sent when the previous one has ended."""
+    """Number of its turn in a conversation. Turns are consecutive, and each is sent when the previous one has ended."""
     input_tokens: int | None = None
     """Target length of a synthetic prompt."""
     shared: int = 0
@@ -97,9 +99,11 @@ class Prompt:
     at_s: float | None = None
     """Time of a request in its trace, in seconds."""
     blocks: tuple[int | str, ...] | None = None
-    """Request of a trace without text: its BLOCK_TOKENS-token blocks, by name. Equal names are equal text."""
+    """Request of a trace without text: names of its blocks of BLOCK_TOKENS tokens. Blocks with equal names have equal
+    text.
+    """
     recorded: bool = False
-    """`references` are the answer that a conversation has after this turn. Its length limits the output."""
+    """True if `references` are the recorded answer to this turn. Its length limits the output."""
 
 
 def opened(text: str, shared: int, opening: str) -> str:
@@ -109,7 +113,7 @@ def opened(text: str, shared: int, opening: str) -> str:
 
 
 def with_text(prompt: Prompt, change: Callable[[str, int], str]) -> Prompt:
-    """The prompt with its text changed, and the first text of its last message. `change` gets the text and the length of
+    """The prompt with its text and the first text of its last message changed. `change` gets the text and the length of
     its shared prefix.
     """
     text, messages = change(prompt.text, prompt.shared), prompt.messages
@@ -136,19 +140,19 @@ def conversations(prompts: Sequence[Prompt]) -> list[tuple[Prompt, ...]]:
 
 @dataclass(slots=True)
 class LeftOut:
-    """Rows of a prompt file that give no prompt, by their numbers."""
+    """Numbers of rows in a prompt file that do not give a prompt."""
 
     file: Path = Path()
     rows: int = 0
-    """Rows read from the file."""
+    """Number of rows read from the file."""
     without_user: list[int] = field(default_factory=list)
     too_long: list[int] = field(default_factory=list)
     unsent: int = 0
-    """Prompts of a trace behind those that the levels send."""
+    """Prompts at the end of a trace that the levels do not send."""
 
     @property
     def reasons(self) -> str:
-        """Why, with the first row of each."""
+        """The reasons, with the first row of each."""
         place = "row" if tables.is_table(self.file) else "line"
         groups = (("without a message of a user", self.without_user), ("too long for the engine", self.too_long))
         return "; ".join(f"{words}: {len(rows)}, the first in {place} {rows[0]}" for words, rows in groups if rows)
@@ -177,15 +181,16 @@ def read_prompts(
     """The prompts in `path`, at least one. A line, or a row of a CSV or Parquet file, is an object with
 
     `input` or `text_input` (text), or `messages` (role and content, put through `render`); and optionally `id`,
-    `max_tokens` (or `output_length`), `timestamp` (in milliseconds), `output` (a reference, or a list of them), `stop_words` (a
-    text that ends generation, or a list of them), `image` (a file from the directory of `path`, or a list of them), and with `messages` the fields of a chat request that
-    are in _REQUEST. Other keys are ignored. Rows of public datasets are supported: `conversations`
-    (`from` and `value`, or `role` and `content`) of ShareGPT, and `article` with `highlights` of CNN/DailyMail. So are rows of
-    Mooncake's traces, `input_length` and `hash_ids` instead of a text. They give prompts with `blocks`.
+    `max_tokens` (or `output_length`), `timestamp` (in milliseconds), `output` (a reference, or a list of them),
+    `stop_words` (a text that ends generation, or a list of them), `image` (a file from the directory of `path`, or a
+    list of them), and with `messages` the fields of a chat request that are in _REQUEST. Other keys are ignored. Rows
+    of public datasets are supported: `conversations` (`from` and `value`, or `role` and `content`) of ShareGPT, and
+    `article` with `highlights` of CNN/DailyMail. So are rows of Mooncake's traces, `input_length` and `hash_ids`
+    instead of a text. They give prompts with `blocks`.
 
-    `turns` limits the turns of a conversation. The row's answers are sent between them. At most
-    `most` rows are taken, all of whose turns satisfy `fits`. Rows without a prompt are recorded in `left_out`. With `timed`, every
-    row needs a `timestamp`. Raises MatrixError with every faulty line, and if no row has a prompt.
+    `turns` limits the turns of a conversation. The row's answers are sent between them. At most `most` rows are taken,
+    all of whose turns satisfy `fits`. Rows without a prompt are recorded in `left_out`. With `timed`, every row needs a
+    `timestamp`. Raises MatrixError with every faulty line, and if no row has a prompt.
     """
     taken = 0
     skipped = LeftOut() if left_out is None else left_out
@@ -210,7 +215,9 @@ def read_prompts(
 
 
 def read_rows(path: Path, make: Callable[[Prompt, dict[str, Any]], T], render: Render | None) -> tuple[T, ...]:
-    """The result of `make` for each prompt in `path` and its row. `make` may raise RowError. Every row needs a prompt."""
+    """The result of `make` for each prompt in `path` and its row. `make` may raise RowError. Every row must have a
+    prompt.
+    """
 
     def made(prompts: tuple[Prompt, ...], row: dict[str, Any], _number: int) -> list[T]:
         if not prompts:
@@ -232,8 +239,9 @@ def check_first_prompt(
     timed: bool = False,
     cut: bool = False,
 ) -> None:
-    """Raise MatrixError for errors that `read_prompts`, or `read_rows` with `make`, would find in the first rows of `path`, at most
-    `most`, for any model. With `cut`, prompts get other lengths, so a trace is an error. Images are checked by `check_images`.
+    """Raise MatrixError for errors that `read_prompts`, or `read_rows` with `make`, would find in the first rows of
+    `path`, at most `most`, for any model. With `cut`, prompts get other lengths, so a trace is an error. Images are
+    checked by `check_images`.
     """
     rows = 0
 
@@ -292,7 +300,7 @@ def _read(
 
 
 def _filled(row: dict[str, Any]) -> dict[str, Any]:
-    """A table's row without its empty cells. A CSV file stores numbers as text."""
+    """A table row without its empty cells. CSV files store numbers as text."""
     return {name: _number(name, value) for name, value in row.items() if value is not None and value != ""}
 
 
@@ -307,7 +315,7 @@ def _number(name: str, value: Any) -> Any:
 
 
 def _turns(row: dict[str, Any], number: str, turns: int) -> list[tuple[dict[str, Any], str]]:
-    """Rows in our own form, one for each requested turn, and the ids of conversations without any."""
+    """Rows in our own form, one for each requested turn, and the ids of conversations without turns."""
     talk = _talk_key(row)
     if talk is not None:
         messages = _messages(row[talk], talk)
@@ -334,12 +342,12 @@ def _turns(row: dict[str, Any], number: str, turns: int) -> list[tuple[dict[str,
 
 
 def _talk_key(row: Mapping[str, Any]) -> str | None:
-    """The key of a row's conversation of ShareGPT. None if it has none."""
+    """The key of a ShareGPT conversation in a row. None if it has none."""
     return next((name for name, others in _CONVERSATIONS.items() if name in row and not row.keys() & others), None)
 
 
 def _messages(entries: object, key: str) -> list[dict[str, Any]]:
-    """A conversation of ShareGPT as chat messages, from the first that a user wrote, or the system, on."""
+    """A ShareGPT conversation as chat messages, starting at the first message of the user or the system."""
     if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
         raise user_files.RowError(key, "expected a list of objects with `from` and `value`, or `role` and `content`")
     messages = []
@@ -360,7 +368,7 @@ def _messages(entries: object, key: str) -> list[dict[str, Any]]:
 
 
 def _answer(after: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The answer after a turn, as its reference."""
+    """The answer after a turn, used as its reference."""
     return {"output": after[0]["content"]} if after and after[0]["role"] == "assistant" else {}
 
 
@@ -435,7 +443,7 @@ def _positive(row: Mapping[str, Any], name: str) -> int | None:
 
 
 def _at_s(row: Mapping[str, Any]) -> float | None:
-    """The time of a row in seconds. None without one in milliseconds."""
+    """The time of a row in seconds. None without a time in milliseconds."""
     value = row.get("timestamp")
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         return None
@@ -468,7 +476,7 @@ def _for_template(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def beyond_template(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a request that its prompt does not have in it."""
+    """The fields of a request that are not part of its prompt."""
     harmless = {"tool_choice": ("auto", "none"), "parallel_tool_calls": (True,)}
     return {
         name: value
@@ -478,7 +486,7 @@ def beyond_template(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_images_of(row: Mapping[str, Any], folder: Path | None, prompt: Prompt) -> Prompt:
-    """The prompt with its row's images. Without a directory, no image is read."""
+    """The prompt with its row's images. Without a directory, images are not read."""
     names = _texts(row, "image")
     try:
         urls = [] if folder is None else [images.read(folder / name) for name in names]
@@ -488,7 +496,9 @@ def _with_images_of(row: Mapping[str, Any], folder: Path | None, prompt: Prompt)
 
 
 def each_with_an_image(prompts: Sequence[Prompt], spec: str | None, service: Service) -> tuple[Prompt, ...]:
-    """`prompts` with synthetic images as in `spec`. Triton accepts one image, so prompts that have one stay as they are."""
+    """`prompts` with synthetic images as in `spec`. Triton accepts one image, so prompts that already have one stay as
+    they are.
+    """
     if spec is None:
         return tuple(prompts)
     made = images.ImagesAsked.parse(spec)
@@ -505,8 +515,8 @@ def with_images(prompt: Prompt, urls: Sequence[str]) -> Prompt:
 
 
 def image_files(path: Path) -> dict[str, int]:
-    """Image files that a prompt file's rows name, with the first row of each. An invalid file gives none: reading it as
-    prompts reports the error.
+    """Image files named in the rows of a prompt file, with the first row of each. Empty for an invalid file: reading it
+    as prompts reports the error.
     """
     first_rows: dict[str, int] = {}
 
@@ -531,7 +541,7 @@ def image_files(path: Path) -> dict[str, int]:
 
 
 def check_images(path: Path, named: Mapping[str, int]) -> None:
-    """Raise MatrixError with the rows of a prompt file whose images cannot be read or have no known image header."""
+    """Raise MatrixError with the rows of a prompt file whose images cannot be read or have an unknown header."""
     faults = []
     for name, number in named.items():
         try:
@@ -544,7 +554,7 @@ def check_images(path: Path, named: Mapping[str, int]) -> None:
 
 
 def _texts(row: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """A text or a list of texts, as a tuple, empty without the key."""
+    """A text or a list of texts, as a tuple. Empty without the key."""
     value = row.get(key, [])
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(item, str) and item for item in texts):
@@ -559,10 +569,10 @@ def unrendered(messages: Sequence[Mapping[str, Any]], **_more: object) -> str:
 
 @contextmanager
 def chat_renderer(model: Path | None, adds_special_tokens: Callable[[], bool]) -> Iterator[Render | None]:
-    """Renders chat messages as a prompt for the model whose tokenizer files are in the directory `model`.
+    """Renders chat messages to a prompt for the model whose tokenizer files are in the directory `model`.
 
-    None without a template. Rendering raises `chat.TemplateError`. If the server `adds_special_tokens` to prompts, the template's leading ones
-    are removed, so that prompts have them once. The server is queried with the first message.
+    None without a template. Rendering raises `chat.TemplateError`. If the server `adds_special_tokens` to prompts, the
+    template's leading ones are removed, so that prompts have them once. The server is queried at the first message.
     """
     from trtllm_pipeline.measure import chat_templates as chat
     from trtllm_pipeline.models import added_prefix, read_tokenizer

@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TimedRequest:
-    """One request of an event file with its tokens counted."""
+    """One request of an event file, with its tokens counted."""
 
     record: RequestRecord
     prompt: str
-    """Its text, as it was sent."""
+    """Its text as sent."""
     input_tokens: int | None
     """None without a tokenizer, unless the server counts."""
     tokens: tuple[int, ...]
-    """New tokens with each content event."""
+    """New tokens in each content event."""
     output_tokens: int
-    """N. More than the sum of `tokens` when some came after the last content event."""
+    """N. It exceeds the sum of `tokens` if some arrived after the last content event."""
     encoded_again: int
     """Tokens of the whole text, encoded without special tokens."""
 
@@ -65,17 +65,17 @@ class TimedRequest:
 
     @property
     def answered(self) -> bool:
-        """It has text and at least one token."""
+        """True if it has text and at least one token."""
         return self.ok and bool(self.tokens) and self.output_tokens > 0
 
     @property
     def counted_by_server(self) -> bool:
-        """The server counted all output tokens."""
+        """True if the server counted all output tokens."""
         return server_total(self.record) is not None
 
     @property
     def measured(self) -> bool:
-        """Not part of the warmup."""
+        """True if it is not part of the warmup."""
         return bool(self.record["phase"] == "measured")
 
     @property
@@ -96,7 +96,7 @@ class TimedRequest:
 
     @property
     def ttfa_ms(self) -> float | None:
-        """First content that is not reasoning - sent; None for output without reasoning, or with reasoning alone."""
+        """First content that is not reasoning - sent. None for output without reasoning, or with only reasoning."""
         thought = [event.reasoning for event in self.record["events"]]
         if not any(thought) or all(thought):
             return None
@@ -104,7 +104,7 @@ class TimedRequest:
 
     @property
     def connect_ms(self) -> float | None:
-        """Connected - scheduled; None if the connection was open already."""
+        """Connected - scheduled. None if the connection was already open."""
         connected_ns = self.record.get("connected_ns")
         return None if not connected_ns else (connected_ns - self.record["scheduled_ns"]) / 1e6
 
@@ -135,9 +135,9 @@ class TimedRequest:
         return [(later - earlier) / 1e6 for earlier, later in pairwise(self.times_ns)]
 
     def itl_ms(self) -> Iterable[float]:
-        """Time per token after the first event, one value for each token.
+        """Time per token after the first event, one value per token.
 
-        The gap before an event without a token (a character that needed several tokens) counts for the next event.
+        The gap before an event without a token (a character that needed several tokens) is added to the next event.
         """
         waited = 0.0
         for gap, count in zip(self.gaps_ms(), self.tokens[1:], strict=True):
@@ -187,7 +187,7 @@ class LevelRun:
 
     @cached_property
     def ok(self) -> list[TimedRequest]:
-        """Measured, and without an error."""
+        """Measured, without an error."""
         return [request for request in self.measured if request.ok]
 
     @cached_property
@@ -202,8 +202,8 @@ class LevelRun:
 
     @cached_property
     def saturated_rps(self) -> float | None:
-        """Requests per second that completed while `max_in_flight` were in flight and others waited. None if most
-        did not wait.
+        """Completed requests per second while `max_in_flight` were in flight and others waited. None if most did not
+        wait.
         """
         if not self.unsent and sum(request.held_ms > 0 for request in self.measured) <= len(self.measured) / 2:
             return None
@@ -225,11 +225,11 @@ class LoadRun:
     requests: tuple[TimedRequest, ...]
     counted_by_server: bool
     special_tokens: int | None
-    """How many the tokenizer adds to a text; None without a tokenizer."""
+    """Number of tokens that the tokenizer adds to a text. None without a tokenizer."""
 
     @cached_property
     def levels(self) -> tuple[LevelRun, ...]:
-        """The requested levels, in the order of measurement."""
+        """The requested levels, in measuring order."""
         probed = {level_of(each) for each in self.records.probed}
         return tuple(each for each in self._all_levels if (each.concurrency, each.request_rate) not in probed)
 
@@ -300,26 +300,26 @@ def read_run(events: Path, tokenizer: Tokenizer | None, text: bytes | None = Non
 
 
 def server_total(record: RequestRecord) -> int | None:
-    """The server's count of all output tokens, None unless it counted all of them."""
+    """The server's count of all output tokens. None unless it counted all of them."""
     total: int | None = record.get("output_tokens")
     return total if record.get("usage_ns") is not None or server_tokens(record) is not None else None
 
 
 def _at_most(tokens: Sequence[int], total: int) -> tuple[int, ...]:
-    """`tokens` with the last ones lowered until their sum is not above `total`."""
+    """`tokens` with the last ones lowered until their sum is at most `total`."""
     sums = (min(total, upto) for upto in accumulate(tokens, initial=0))
     return tuple(later - earlier for earlier, later in pairwise(sums))
 
 
 def _by_characters(texts: Sequence[str], total: int) -> tuple[int, ...]:
-    """`total` tokens shared out over events by their share of the characters."""
+    """`total` tokens distributed over events by their share of the characters."""
     ends = list(accumulate(map(len, texts), initial=0))
     sums = [round(total * end / max(1, ends[-1])) for end in ends]
     return tuple(later - earlier for earlier, later in pairwise(sums))
 
 
 def server_tokens(record: RequestRecord) -> tuple[int, ...] | None:
-    """New tokens of each content event by the server's count, None unless it counted all of them."""
+    """New tokens of each content event by the server's count. None unless it counted all of them."""
     totals = [event.tokens for event in record["events"] if event.tokens is not None]
     if record.get("output_tokens") is None or len(totals) < len(record["events"]):
         return None

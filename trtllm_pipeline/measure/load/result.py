@@ -1,7 +1,8 @@
 """The result of a load run: levels with their metrics, findings, conditions. The only writer and reader of perf.json.
 
-`measure/load/metrics.py` computes the records, reports keep them, see docs/reference/formats.md. Values of a wrong type in a file count
-as missing (None or empty), so that a damaged file does not break a report. `details` are not read back.
+`measure/load/metrics.py` computes the records, reports store them, see docs/reference/formats.md. Values of a wrong
+type in a file count as missing (None or empty), so that a damaged file does not break a report. `details` are not read
+back.
 """
 
 from __future__ import annotations
@@ -171,12 +172,12 @@ class LoadMetrics:
         return self.latency(*latency_of(name))
 
     def bound(self, name: str) -> float | None:
-        """The value to hold against an objective: that of the metric, or the maximum if there are too few requests for its p99."""
+        """The value to compare with an objective: the metric, or the maximum if there are too few requests for its p99."""
         value = self.value(name)
         return self.value(name.replace("_p99", "_max")) if value is None and name.endswith("_p99") else value
 
     def rates(self) -> dict[str, Any]:
-        """Seconds of the window, and its rates, by field."""
+        """Seconds of the window and its rates, by field."""
         efficiency = {} if self.tokens_per_joule is None else {"tokens_per_joule": self.tokens_per_joule}
         return {**{name: getattr(self, name) for name in _RATES}, **efficiency}
 
@@ -199,7 +200,7 @@ class RepeatResult(LoadMetrics):
         return {"started_s": self.started_s, **self.rates(), **_plain(self.latencies)}
 
     def perf_json(self) -> dict[str, Json]:
-        """As in perf.json: with every window instead of one window's rates."""
+        """As in perf.json: with all windows instead of one window's rates."""
         windows: dict[str, Json] = {
             name: None if window is None else window.to_json() for name, window in self.windows.items()
         }
@@ -215,7 +216,7 @@ class RepeatResult(LoadMetrics):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuUse:
-    """Use of all GPUs of a server during a level. None for values they do not report."""
+    """Use of all GPUs of a server during a level. None for values that they do not report."""
 
     devices: int
     power_w: float | None = None
@@ -223,7 +224,7 @@ class GpuUse:
     energy_j: float | None = None
     """In the whole windows of all repeats."""
     memory_bytes: int | None = None
-    """At most."""
+    """Maximum."""
     sm_clock_mhz: float | None = None
     sm_clock_mhz_min: float | None = None
     busy_percent: float | None = None
@@ -232,12 +233,14 @@ class GpuUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonUse:
-    """Triton's own metrics of a level, over all repeats. None for values it does not report."""
+    """Triton's own metrics of a level, over all repeats. None for values that it does not report."""
 
     models: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Model -> `requests`, and `queue_ms`, `compute_input_ms`, `compute_infer_ms`, `compute_output_ms` and `request_ms` of one."""
+    """Model -> `requests`, and the mean `queue_ms`, `compute_input_ms`, `compute_infer_ms`, `compute_output_ms` and
+    `request_ms` per request.
+    """
     in_flight: float | None = None
-    """On average, as are the next two."""
+    """Mean, as are the next two."""
     waiting: float | None = None
     kv_cache_use: float | None = None
     """Share of the blocks."""
@@ -245,7 +248,7 @@ class TritonUse:
     waiting_max: float | None = None
     kv_cache_use_max: float | None = None
     in_flight_by_client: float | None = None
-    """The mean by the client's own times."""
+    """The mean according to the client's own times."""
 
 
 TRITON_GAUGES: Final = tuple(name for name in TritonUse.__dataclass_fields__ if name != "models")
@@ -273,7 +276,7 @@ class ObjectiveResult:
     limit: float
     value: float | None
     missed: str | None
-    """The miss in words, None if the objective was met."""
+    """The miss in words. None if the objective was met."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,13 +314,15 @@ class LevelDetails:
     """Open loop only."""
     objectives: tuple[ObjectiveResult, ...]
     triton: list[dict[str, Any]]
-    """For each repeat, `of` each model: requests and milliseconds by Triton's own counters."""
+    """For each repeat, `of` each model: requests and milliseconds from Triton's own counters."""
     gpu: list[dict[str, Any]]
     gauges: list[dict[str, Any]] = field(default_factory=list)
-    """For each repeat, `of` Triton's gauges: mean and maximum; and `ours`, the mean in flight by the client's own times."""
+    """For each repeat, `of` Triton's gauges: mean and maximum; and `ours`, the mean in flight according to the client's
+    times.
+    """
 
     def to_json(self) -> dict[str, Json]:
-        """As in perf.json without the window's reason. Fields that do not apply are left out."""
+        """As in perf.json, without the window's reason. Fields that do not apply are left out."""
         whole = {"as": self.other_tools, **asdict(self), **_plain(self.summaries)}
         for name in ("window_reason", "summaries", "other_tools"):
             del whole[name]
@@ -331,7 +336,7 @@ class LevelResult(LoadMetrics):
 
     concurrency: int | None = None
     request_rate: float | None = None
-    """Requests per second on average, however many are in flight."""
+    """Mean requests per second, regardless of the number in flight."""
     requests: int | None = None
     """Measured requests, all repeats together."""
     failures: int | None = None
@@ -351,7 +356,7 @@ class LevelResult(LoadMetrics):
     lengths: _Summaries = field(default_factory=dict)
     """LENGTHS -> statistic -> tokens, over successful measured requests."""
     intervals: Mapping[str, Interval] = field(default_factory=dict)
-    """Metric -> its 95% interval by the requests. `interval` prefers that of the repeats."""
+    """Metric -> its 95% interval from the requests. `interval` prefers the one from the repeats."""
     details: LevelDetails | None = None
 
     @property
@@ -360,13 +365,13 @@ class LevelResult(LoadMetrics):
         return load_key(self.concurrency, self.request_rate)
 
     def interval(self, name: str) -> Interval | None:
-        """The 95% interval of a metric, see `intervals` of DEFINITIONS. None if it is unknown."""
+        """The 95% interval of a metric, see `intervals` in DEFINITIONS. None if it is unknown."""
         values = [repeat.value(name) for repeat in self.repeats]
         known = [value for value in values if value is not None]
         return (repeats_interval(known) if len(known) == len(values) else None) or self.intervals.get(name)
 
     def missed(self, objective: Objective) -> str | None:
-        """Words for a missed objective, None if it is met. For a p99 of few requests, their maximum counts."""
+        """A missed objective in words. None if it is met. For a p99 of few requests, their maximum counts."""
         why = objective.missed_by(self.bound(objective.metric))
         by_maximum = (
             why is not None and self.value(objective.metric) is None and self.bound(objective.metric) is not None
@@ -426,7 +431,7 @@ class HighestRate:
     high: float | None
     """None if even the highest rate tried met them."""
     tried: Mapping[str, Mapping[str, Any]]
-    """Rate -> `requests`, `share` that met all objectives, and if that is enough."""
+    """Rate -> `requests`, the `share` that met all objectives, and whether that is enough."""
     reason: str | None = None
     """Reason for a missing rate, unless all rates were too high."""
 
@@ -460,7 +465,7 @@ class HighestConcurrency:
     saturated_at: int | None
     """The lowest concurrency at which the server was saturated."""
     tried: Mapping[str, Mapping[str, Any]]
-    """Concurrency -> `requests`, `share` that met all objectives, if that is enough, and `requests_per_s`."""
+    """Concurrency -> `requests`, the `share` that met all objectives, whether that is enough, and `requests_per_s`."""
 
     def __str__(self) -> str:
         """`48 requests in flight meet ttft 300 ms for 95% of requests (52 do not); saturated at 32`."""
@@ -475,7 +480,7 @@ class HighestConcurrency:
 
 
 def _wanted(objectives_ms: Mapping[str, float], share: float) -> tuple[str, str]:
-    """The objectives of a search and the share of requests that have to meet them, in words."""
+    """The objectives of a search, and the share of requests that must meet them, in words."""
     of = ", ".join(f"{name} {limit:g} ms" for name, limit in objectives_ms.items())
     return of, f"{share * 100:g}% of requests"
 
@@ -525,8 +530,9 @@ class LoadResult:
 
     valid: bool
     levels: tuple[LevelResult, ...]
-    """In order of measurement. From a file: by rising concurrency, then by rising request rate. Invalid measurements have
-    them too."""
+    """Levels in measuring order. From a file: by increasing concurrency, then by increasing request rate. Invalid
+    measurements have them too.
+    """
     findings: tuple[MeasurementFinding, ...]
     conditions: Conditions
     tokens_counted_by: str | None = None
@@ -622,7 +628,7 @@ def _level(entry: Mapping[str, Any]) -> LevelResult | None:
 
 
 def _repeat(entry: Mapping[str, Any], window: str | None) -> RepeatResult:
-    """A repeat as perf.json has it, with rates for each window, or as a report has it."""
+    """A repeat from perf.json, with rates for each window, or from a report."""
     rates = _object(entry.get(window)) if window is not None else {}
     return RepeatResult(
         started_s=_number(entry.get("started_s")),

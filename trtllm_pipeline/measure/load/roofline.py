@@ -1,8 +1,8 @@
-"""The roofline of decoding: the least time of one pass over a model's weights.
+"""The roofline of decoding: the minimum time of one pass over a model's weights.
 
-A dense model reads all its weights for every output token, so a token cannot take less
-than weights / memory bandwidth (Williams, Waterman and Patterson, Roofline, CACM 52(4), 2009; for decoding: Pope et
-al., Efficiently Scaling Transformer Inference, 2022, section 2.2).
+A dense model reads all its weights for every output token, so a token cannot take less time than weights / memory
+bandwidth (Williams, Waterman and Patterson, Roofline, CACM 52(4), 2009; for decoding: Pope et al., Efficiently Scaling
+Transformer Inference, 2022, section 2.2).
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from trtllm_pipeline.models import (
 )
 
 CPU_MARGIN: Final = 4.0
-"""Factor by which a runtime may exceed the measured memory bandwidth of a CPU. It is large, because the measurement can be
-several times too low: other processes may use cores and memory at the same time, and caches that would hold a small model
-are cold. A GPU's bandwidth comes from its data sheet, without a margin."""
+"""Factor by which a runtime may exceed the measured memory bandwidth of a CPU. It is large because the measurement can
+be several times too low: other processes may use cores and memory at the same time, and caches that would hold a small
+model are cold. A GPU's bandwidth comes from its data sheet, without a margin.
+"""
 _MOST_READ_BYTES: Final = 256 << 20
 _LEAST_READ_BYTES: Final = 16 << 20
 """Minimum bytes per thread and reading, so that thread start-up is negligible."""
@@ -62,7 +63,7 @@ _CLOCK_MEM: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """`pass_s` is the shortest time of one pass in seconds. None if unknown, with a `reason`."""
+    """`pass_s` is the minimum time of one pass in seconds. None if unknown, with a `reason`."""
 
     pass_s: float | None
     weight_bytes: int | None
@@ -74,10 +75,11 @@ class Limit:
 
 
 def limit(engine: Path, *, tp: int = 1, weight_bits: int = _SERVED_BITS) -> Limit:
-    """The limit of a directory with an engine, or a Hugging Face model, or of a GGUF file or its directory, on this machine. `weight_bits`: see `bytes_per_token`.
+    """The limit for a directory with an engine, a Hugging Face model, or a GGUF file or its directory, on this machine.
+    `weight_bits`: see `bytes_per_token`.
 
-    A TensorRT engine runs on GPUs, `tp` of them reading in parallel. Other models also do if there is a GPU. Otherwise
-    the CPU's memory bandwidth is measured, which takes up to a second.
+    A TensorRT engine runs on GPUs, with `tp` of them reading in parallel. So do other models if there is a GPU.
+    Otherwise, the CPU's memory bandwidth is measured, which takes up to a second.
     """
     read_bytes, reason = bytes_per_token(engine, weight_bits)
     if read_bytes is None:
@@ -96,10 +98,10 @@ def limit(engine: Path, *, tp: int = 1, weight_bits: int = _SERVED_BITS) -> Limi
 
 
 def bytes_per_token(engine: Path, weight_bits: int = _SERVED_BITS) -> tuple[int | None, str]:
-    """Bytes of weights that one token reads at least, or None and why that is not known.
+    """Minimum bytes of weights that one token reads. If unknown, None and the reason.
 
-    A token reads one row of an embedding table that is not also the output head: the table is left out, at four bytes a value.
-    Values of a Hugging Face model are capped at the server's weight bits. 0: unknown.
+    A token reads one row of an embedding table that is not also the output head, so the table is left out, at four
+    bytes per value. Values of a Hugging Face model are capped at the server's weight bits. 0: unknown.
     """
     try:
         return _bytes_per_token(engine, weight_bits)
@@ -110,7 +112,7 @@ def bytes_per_token(engine: Path, weight_bits: int = _SERVED_BITS) -> tuple[int 
 
 
 def _form(engine: Path, config: Fields) -> _Form:
-    """In which form a directory, or a file, has its weights."""
+    """The form of the weights in a directory or a file."""
     if engine.is_file():
         return "gguf"
     if any(engine.glob("*.safetensors")):
@@ -195,7 +197,9 @@ def _of_gguf(place: Path) -> tuple[int | None, str]:
 
 
 def _read(sizes: Mapping[str, int]) -> int:
-    """Bytes of a model's tensors that a token reads: without embeddings that are not also the output head, and vision parts."""
+    """Bytes of a model's tensors that a token reads: without vision parts, and without embeddings that are not also the
+    output head.
+    """
 
     def named(name: str, kinds: tuple[str, ...]) -> bool:
         return f".{name}".endswith(tuple(f".{kind}" for kind in kinds))
@@ -207,9 +211,10 @@ def _read(sizes: Mapping[str, int]) -> int:
 
 
 def cpu_bandwidth(size: int) -> float:
-    """Bytes a second at which all CPUs together read a buffer of `size` bytes (256 MiB at most), the best of several.
+    """Bytes per second at which all CPUs together read a buffer of `size` bytes (up to 256 MiB), the best of several
+    readings.
 
-    A buffer as small as the weights finds the caches that the weights find.
+    A buffer as small as the weights uses the caches as the weights do.
     """
     import numpy as np
 
@@ -220,7 +225,7 @@ def cpu_bandwidth(size: int) -> float:
 
     def read(part: np.ndarray[Any, np.dtype[np.float32]]) -> None:
         for _ in range(times):
-            np.dot(part, part)  # vectorized, and outside the interpreter's lock
+            np.dot(part, part)  # vectorized, and without the interpreter lock
 
     best_s = float("inf")
     with ThreadPoolExecutor(parts) as pool:
@@ -232,11 +237,11 @@ def cpu_bandwidth(size: int) -> float:
 
 
 def gpu_bandwidth() -> tuple[float | None, str]:
-    """Peak memory bandwidth of the fastest NVIDIA GPU in bytes a second, None without one, or without nvidia-ml-py; and
-    the source.
+    """Peak memory bandwidth of the fastest NVIDIA GPU in bytes per second, and its source. None without a GPU or
+    nvidia-ml-py.
 
-    Width of the bus x highest memory clock x 2 transfers a cycle, both from NVML. Otherwise the data
-    sheet of a GPU with that name.
+    Bus width x highest memory clock x 2 transfers per cycle, both from NVML. Otherwise from the data sheet of a GPU
+    with that name.
     """
     with gpus.nvml() as ask:
         if ask is None:

@@ -1,7 +1,7 @@
 """Evidence for the validity gates apart from the requests: settings read back, the roofline, a KV cache probe.
 
-Three sources are compared: the matrix, the engine and repository, and the
-configuration that the server reports. All goes into the event file. `measure/load/validity.py` judges it.
+Three sources are compared: the matrix, the engine and repository, and the configuration that the server reports. All of
+it goes into the event file. `measure/load/validity.py` evaluates it.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class ExpectedServer:
 
     @property
     def without_reuse(self) -> bool:
-        """KV cache reuse is declared off."""
+        """True if KV cache reuse is declared off."""
         return self.declared.get("enable_kv_cache_reuse") is False
 
 
 async def look(client: AnyClient, target: Target, claim: ExpectedServer, events: EventFile, at: str) -> None:
-    """Record the state of the server at the "start" or "end" of a run. Nothing may be timed meanwhile.
+    """Record the state of the server at the "start" or "end" of a run. Must not run during timed requests.
 
     Raises StageError for an engine or repository that cannot be read.
     """
@@ -102,7 +102,9 @@ async def look(client: AnyClient, target: Target, claim: ExpectedServer, events:
 
 
 async def reused_blocks(client: Client) -> float | None:
-    """KV cache blocks the server has reused so far, by TensorRT-LLM's own metric. None if it is not reported."""
+    """Number of KV cache blocks that the server has reused so far, from TensorRT-LLM's own metric. None if it is not
+    reported.
+    """
     if client.service.metrics is None:
         return None
     page = await counters.metrics_page(client.service.metrics, timeout_s=client.timeout_s)
@@ -128,7 +130,7 @@ def probes(texts: Sequence[str], tokenizer: Tokenizer | None, *, longest: int | 
 
 
 def _ends(text: str, tokenizer: Tokenizer | None) -> Sequence[int]:
-    """End of each token of `text`, in characters."""
+    """End position of each token in `text`, in characters."""
     if tokenizer is None:
         return range(_CHARACTERS_PER_TOKEN, len(text) + 1, _CHARACTERS_PER_TOKEN)
     return [end for _, end in tokenizer.encode(text, add_special_tokens=False).offsets]
@@ -144,7 +146,7 @@ async def probe(
 ) -> None:
     """Probe a cache that is declared off: send each of a few new prompts twice, with nothing else in flight.
 
-    It ends when a TTFT does not fall: the gate only reports a cache if every prompt was faster.
+    It stops when a TTFT does not fall: the gate only reports a cache if every prompt was faster.
     """
     longest = None
     if (
@@ -188,10 +190,11 @@ async def read_back(
     repository: Path | None,
     asked_by: str = "the matrix",
 ) -> list[SettingCheck]:
-    """Settings that two sources report. `declared` has the values of `asked_by` by TensorRT-LLM's names. Without
-    a repository they are compared with the client's model and `tensorrt_llm`. `client` is None for other servers than Triton.
+    """Settings that two sources report. `declared` has the values of `asked_by` by TensorRT-LLM's names. Without a
+    repository they are compared with the client's model and `tensorrt_llm`. `client` is None for other servers than
+    Triton.
 
-    Raises ServerError when the server does not answer, OSError or ValueError for a file that cannot be read.
+    Raises ServerError if the server does not respond, OSError or ValueError for a file that cannot be read.
     """
     checks = [] if engine is None else list(_engine(declared, engine, asked_by))
     if client is None:
@@ -220,7 +223,7 @@ async def read_back(
 
 
 def compare(written: Message, served: Message, prefix: str = "") -> Iterator[tuple[str, Json, Json]]:
-    """(path, written, served) of every field that `written`, a ModelConfig, fixes. Triton fills in the others."""
+    """(path, written, served) of every field that `written`, a ModelConfig, sets. Triton fills in the others."""
     for each in written.DESCRIPTOR.fields:
         path = f"{prefix}{each.name}"
         expected, got = getattr(written, each.name), getattr(served, each.name)
@@ -240,7 +243,7 @@ def compare(written: Message, served: Message, prefix: str = "") -> Iterator[tup
 
 
 def _same_file(one: object, other: object) -> bool:
-    """True if both are absolute paths of one file or directory: servers get another name of it, see `links`."""
+    """True if both are absolute paths of the same file or directory: servers see it under another name, see `links`."""
     if not (isinstance(one, str) and isinstance(other, str) and one.startswith("/") and other.startswith("/")):
         return False
     with suppress(OSError, ValueError):
@@ -261,7 +264,7 @@ def _engine(declared: Mapping[str, Json], engine: Path, asked_by: str) -> Iterat
     """The limits in an engine's config.json, at TensorRT-LLM's paths."""
     built = dict(Fields.read_optional(engine, "config.json").fields("build_config").values)
     if built.get("max_seq_len") is not None:
-        built["max_seq_len"] = Engine.read(engine).max_seq_len  # without the builder's room for drafted tokens
+        built["max_seq_len"] = Engine.read(engine).max_seq_len  # without the length added for drafts
     for name in _BUILD:
         if declared.get(name) is not None and built.get(name) is not None:
             yield SettingCheck(name, declared[name], asked_by, built[name], "the engine's config.json")

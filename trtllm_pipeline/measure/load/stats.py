@@ -23,11 +23,11 @@ PERCENTILE_METHOD: Final = "linear interpolation between closest ranks (numpy's 
 CONFIDENCE: Final = 0.95
 RESAMPLES: Final = 2000
 LEAST_P99: Final = 100
-"""A p99 of fewer requests would be little more than their maximum: it is not given."""
+"""Minimum requests for a p99. With fewer, it would be little more than their maximum."""
 LEAST_REPEATS: Final = 3
-"""Fewer repeats of a level give no usable interval: Student's t of two is 12.7."""
+"""Minimum repeats of a level for a usable interval: Student's t of two is 12.7."""
 LEAST_REQUESTS: Final = 5
-"""Fewer requests cannot be resampled meaningfully."""
+"""Minimum requests for meaningful resampling."""
 MEAN_INTERVAL: Final = (
     f"{CONFIDENCE:.0%} percentile bootstrap of the mean over questions, {RESAMPLES} resamples. If all values are "
     "equal, resampling would claim certainty: then the share that this number of questions can rule out at that confidence"
@@ -40,9 +40,9 @@ _NORMAL: Final = 1.96
 _LEAST_MIXED: Final = 3
 _NEWTON: Final = 100
 _FLAT: Final = 30.0
-"""Beyond it the logistic function is constant."""
+"""The logistic function is constant beyond it."""
 _WIDEST: Final = math.log(1000)
-"""Half-width of the log rate's interval from which no curve fits."""
+"""Half-width of the log rate's interval at which no curve fits."""
 _HELD: Final = 2_000_000
 """Maximum numbers in memory at a time."""
 # Student's t, 0.975 quantile, for 1 to 30 degrees of freedom; beyond that the last value is used, which is 4% too wide.
@@ -56,7 +56,7 @@ Summary = dict[str, float | int | None]
 """`n` and STATISTICS -> value."""
 Interval = tuple[float, float]
 Statistic = Callable[["Matrix"], "Matrix"]
-"""Rows of resampled requests, [resamples, requests, columns], to one value each, [resamples]."""
+"""Maps rows of resampled requests, [resamples, requests, columns], to one value each, [resamples]."""
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
@@ -70,7 +70,8 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 def summary(samples: Iterable[float], *, requests: int | None = None, digits: int = 3) -> Summary:
     """`n` and STATISTICS of `samples`, rounded. Without samples, all but `n` are None.
 
-    `requests` is the number of requests that the samples are from, by default one each. p99 is None if it is below LEAST_P99.
+    `requests` is the number of requests that the samples are from, by default one each. p99 is None if it is below
+    LEAST_P99.
     """
     ordered = sorted(samples)
     if not ordered:
@@ -85,9 +86,9 @@ def summary(samples: Iterable[float], *, requests: int | None = None, digits: in
 def mean_interval(values: Sequence[float], *, low: float, high: float) -> Interval | None:
     """Interval of the population mean of `values` in [low, high]. None without values.
 
-    Percentile bootstrap (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, 13.3). If all
-    n values are equal, resampling gives only that value. Other values with a share of up to 1 - ((1 - CONFIDENCE) / 2)^(1/n)
-    can be missed by n draws. For right and wrong answers that is the interval of Clopper and Pearson (1934).
+    Percentile bootstrap (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, 13.3). If all n values are
+    equal, resampling gives only that value. Other values with a share of up to 1 - ((1 - CONFIDENCE) / 2)^(1/n) can be
+    missed by n draws. For right and wrong answers, this is the interval of Clopper and Pearson (1934).
     """
     import numpy as np
 
@@ -107,7 +108,7 @@ def mean_interval(values: Sequence[float], *, low: float, high: float) -> Interv
 
 
 def _draw(count: int) -> Iterator[Matrix]:
-    """How often each of `count` values is drawn, a row for each resample: the same for every call, block by block."""
+    """How often each of `count` values is drawn, one row per resample: the same for every call, in blocks."""
     import numpy as np
 
     generator = np.random.default_rng(0)  # deterministic intervals
@@ -123,7 +124,7 @@ def _drawn(count: int) -> tuple[Matrix, ...]:
 
 
 def paired_change(base: Sequence[float], new: Sequence[float]) -> Interval | None:
-    """Interval of new/base - 1 from repeats that belong together, one after the other; None with fewer than two.
+    """Interval of new/base - 1 from paired consecutive repeats. None with fewer than two.
 
     Student's t on the logarithms of the ratios: Kalibera and Jones, Rigorous Benchmarking in Reasonable Time, 2013.
     """
@@ -152,7 +153,7 @@ def unpaired_change(base: Sequence[float], new: Sequence[float]) -> Interval | N
 
 
 def relative_half_width(values: Sequence[float]) -> float | None:
-    """Half the width of the interval of the mean of independent repeats, as a share of it; None with fewer than two.
+    """Half-width of the interval of the mean of independent repeats, as a share of the mean. None with fewer than two.
 
     Student's t on their logarithms. Returns the larger side.
     """
@@ -193,7 +194,7 @@ def repeats_interval(values: Sequence[float]) -> Interval | None:
 
 def change_of_intervals(base: tuple[float, Interval], new: tuple[float, Interval]) -> Interval | None:
     """Interval of new/base - 1 from two independent values with their intervals: half-widths of logarithms, added in
-    quadrature. None if something is not positive.
+    quadrature. None if any value is not positive.
     """
     if min(base[0], new[0], *base[1], *new[1]) <= 0:
         return None

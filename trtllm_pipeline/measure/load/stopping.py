@@ -1,7 +1,7 @@
-"""Length of a load run: repeats until intervals are narrow, and searches for the highest rate, or the most requests in flight,
-that meet objectives.
+"""Length of a load run: repeats until intervals are narrow, and searches for the highest rate, or the most requests in
+flight, that meet objectives.
 
-Both choose the next levels from the measurements so far, so their decisions can be reproduced.
+Both choose the next levels only from the measurements so far, so their decisions are reproducible.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from trtllm_pipeline.measure.load.prompts import Prompt
 from trtllm_pipeline.measure.load.stats import crossing_interval, relative_half_width, share_interval
 
 LEAST_REPEATS: Final = 5
-"""Repeats before the first check of intervals: with fewer, some are narrow by chance."""
+"""Minimum repeats before intervals are checked: with fewer, some are narrow by chance."""
 STEP: Final = 1.05
 """A search ends when the lowest rate that failed is at most this factor above the highest that passed."""
 _ROUNDS: Final = 3
-"""Maximum rounds of a rate whose share is too close to the required one."""
+"""Maximum rounds at a rate whose share is too close to the required one."""
 _RATES: Final = 24
 _OF_MOST: Final = 0.7
 """First rate of a search, as a share of the closed loop's throughput."""
 _DOUBLINGS: Final = 10
 MOST_SEARCHED: Final = 4096
-"""Most requests in flight that a search tries."""
+"""Maximum requests in flight that a search tries."""
 _NEAR: Final = 1.5
-"""Maximum factor between a rate that enters the fit and the result."""
+"""Maximum factor between the result and a rate used in the fit."""
 _FORM: Final = re.compile(r"\s*([a-z0-9_]+)\s*=\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
 
 
@@ -76,7 +76,7 @@ class StopRule:
         return True
 
     def words(self) -> str | None:
-        """Text for the conditions of a measurement, in place of a number of repeats."""
+        """Text for the conditions of a measurement, instead of a number of repeats."""
         goals = ", ".join(f"{name} within {share:.3g}" for name, share in self.precisions.items())
         return f"until {goals}" if goals else None
 
@@ -94,7 +94,7 @@ class Probe:
 
     @property
     def met(self) -> tuple[bool, ...]:
-        """Requests of all rounds."""
+        """Result of each request in all rounds."""
         return tuple(met for one in self.rounds for met in one)
 
     @property
@@ -141,8 +141,8 @@ class RateSearch:
         return _bounds(probes, self.wanted)
 
     def interval(self, probes: Sequence[Probe]) -> tuple[float | None, float | None]:
-        """95% interval of the rate, which includes the reported rate. The same as `bounds` if the share falls too sharply for a
-        fit.
+        """95% interval of the rate, extended to include the reported rate. The same as `bounds` if the share falls too
+        sharply for a fit.
         """
         low, high = self.bounds(probes)
         near = [
@@ -152,16 +152,17 @@ class RateSearch:
             for one in probe.rounds
         ]
         fitted = crossing_interval(near, self.wanted)
-        # The rate is the highest that was tried and kept, so the curve may cross a little above it.
+        # The rate is the highest that was tried and met the objectives, so the curve may cross slightly above it.
         return (low, high) if fitted is None or low is None else (min(low, fitted[0]), max(low, fitted[1]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConcurrencySearch:
-    """Doubling, then bisection, of requests in flight for the most at which a share of the requests meets all objectives.
+    """Doubling, then bisection, of requests in flight to find the most at which a share of the requests meets all
+    objectives.
 
-    It ends early at saturation: when twice as many in flight complete at most STEP times as many requests per second, more
-    only wait.
+    It ends early at saturation: if twice as many in flight complete at most STEP times as many requests per second,
+    more would only wait.
     """
 
     wanted: float
@@ -189,7 +190,7 @@ class ConcurrencySearch:
         return None if low is None else int(low), None if high is None else int(high)
 
     def saturated(self, probes: Sequence[Probe]) -> int | None:
-        """The lowest concurrency at which the server is saturated, None if it is at none that was tried."""
+        """The lowest concurrency at which the server is saturated. None if it is not saturated at any that was tried."""
         known = [(int(probe.rate), probe.completed_rps) for probe in probes if probe.completed_rps]
         return min(
             (few for few, rps in known for many, more in known if many >= 2 * few and more <= STEP * rps), default=None
@@ -204,7 +205,7 @@ def _bounds(probes: Sequence[Probe], wanted: float) -> tuple[float | None, float
 
 
 def _rounded(rate: float) -> float:
-    """Round to four digits, for readability."""
+    """Rounded to four digits, for readability."""
     return float(f"{rate:.4g}")
 
 
@@ -223,7 +224,7 @@ class LoadProgress:
 
 
 class Rounds:
-    """The levels of a load, round after round, for as long as something is to be found out."""
+    """The levels of a load, round after round, until the results are complete."""
 
     def __init__(
         self,
@@ -233,7 +234,7 @@ class Rounds:
         find_rate: float | None = None,
         find_concurrency: float | None = None,
     ) -> None:
-        """`find_rate` and `find_concurrency` are shares of requests that have to meet the objectives."""
+        """`find_rate` and `find_concurrency` are shares of requests that must meet the objectives."""
         least = min(LEAST_REPEATS, stop.max_repeats) if stop.precisions else 1
         self._repeats = max(load.repeats, least)
         self._load, self._prompts = load, prompts
@@ -243,7 +244,7 @@ class Rounds:
         self._searching = False
         self._ends_s = math.inf if stop.budget_s is None else time.monotonic() + stop.budget_s
         self.levels = replace(load, repeats=self._repeats).levels(prompts)
-        """To start with."""
+        """The first levels."""
 
     @property
     def open_end(self) -> bool:
@@ -252,11 +253,11 @@ class Rounds:
 
     @property
     def most_in_flight(self) -> int:
-        """The most requests in flight of a closed loop."""
+        """Maximum requests in flight in a closed loop."""
         return max((MOST_SEARCHED if self._closed else 0, *(level.concurrency or 0 for level in self.levels)))
 
     def next(self, progress: LoadProgress) -> list[Level]:
-        """The levels to measure now, empty at the end."""
+        """The levels to measure now. Empty at the end."""
         if time.monotonic() >= self._ends_s:
             return []
         if (

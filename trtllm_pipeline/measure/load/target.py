@@ -1,4 +1,4 @@
-"""The measured model and its request options: everything that a worker process needs to talk to a server."""
+"""The measured model and its request options: everything that a worker process needs to send requests to a server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _OF_COMPLETIONS: Final = {
 } | {name: name for name in ("guided_json", "guided_choice", "guided_regex", "guided_grammar")}
 AnyClient = Client | OpenAiClient
 _PORTS: Final[Mapping[str, int]] = {"grpc": 8001, "http": 8000}
-"""Triton's, by default."""
+"""Triton's default ports."""
 
 
 def adds_special_tokens(service: Service, protocol: str, timeout_s: float) -> bool:
@@ -55,7 +55,8 @@ def adds_special_tokens(service: Service, protocol: str, timeout_s: float) -> bo
 
 
 async def served_length(target: Target) -> int | None:
-    """The longest sequence, prompt and output together, that an OpenAI-compatible server lists for its model. None if unknown.
+    """The longest sequence, prompt and output together, that an OpenAI-compatible server lists for its model. None if
+    unknown.
 
     Raises ServerError if the server or its model is missing.
     """
@@ -66,14 +67,14 @@ async def served_length(target: Target) -> int | None:
 
 
 def service_at(url: str, protocol: str, model: str, *, metrics: str | None = None) -> Service:
-    """The service at a URL that a user gave, HOST, HOST:PORT or http(s)://..., over grpc, http or openai.
+    """The service at a URL from a user, HOST, HOST:PORT or http(s)://..., over grpc, http or openai.
 
     Raises ServerError for an invalid URL, and for gRPC over TLS, which is not supported.
     """
     parts = urlsplit(url if "://" in url else f"//{url}")
     try:
         known = parts.hostname and (parts.port is None or parts.port > 0)
-    except ValueError:  # above 65535, or no number
+    except ValueError:  # above 65535, or not a number
         known = False
     if not known:
         raise ServerError(
@@ -100,7 +101,7 @@ def protocol_name(protocol: str, endpoint: str, *, streaming: bool = True) -> st
 
 
 def environment_key() -> str | None:
-    """The key of servers that somebody else started."""
+    """The API key for external servers."""
     return os.environ.get("OPENAI_API_KEY")
 
 
@@ -116,16 +117,16 @@ class Target:
     """max_tokens of a request whose prompt has none."""
     temperature: float = 0.0
     options: Mapping[str, Option] = field(default_factory=dict)
-    """Further inputs of every request."""
+    """Additional inputs of every request."""
     api_key: str | None = field(default=None, repr=False)
     in_turn: tuple[Mapping[str, Option], ...] = ()
-    """Further inputs of one request after the other, from the first on again."""
+    """Additional inputs that alternate between requests, round-robin."""
     exact_length: bool = False
-    """Generation continues past the model's end token, up to max_tokens."""
+    """True to continue generation past the model's end token, up to max_tokens."""
     stop_words: tuple[str, ...] = ()
     """For requests whose prompt has none."""
     seed: int = 0
-    """Sampling seed of the first request. Each further request adds one."""
+    """Sampling seed of the first request. Incremented for each further request."""
 
     @property
     def tls(self) -> bool:
@@ -148,7 +149,7 @@ class Target:
         """A model of the server at a URL, see `service_at`. An OpenAI server's key is that of OPENAI_API_KEY."""
         return cls(
             protocol_name(protocol, endpoint, streaming=streaming),
-            # With the path, as others write it, or without.
+            # With or without the path: others use both.
             service_at(url, protocol, model, metrics=metrics and metrics.rstrip("/").removesuffix("/metrics")),
             model,
             timeout_s,
@@ -157,7 +158,7 @@ class Target:
         )
 
     def client(self) -> AnyClient:
-        """A client of it, still to be entered."""
+        """A client for it, not yet entered."""
         if self.protocol in OPENAI:
             endpoint, stream = OPENAI[self.protocol]
             return OpenAiClient(
@@ -195,7 +196,7 @@ class Target:
         temperature = of_row.pop("temperature", self.temperature)
         options: dict[str, Option] = {**chosen(temperature, seed=self.seed + number), **self.options, **of_row}
         if self.exact_length:
-            # Engines in Triton have no such switch: no end may come before all tokens have.
+            # Engines in Triton have no such switch, so the minimum length is set to the maximum.
             options |= {"min_tokens": max_tokens, **({"ignore_eos": True} if of_openai else {})}
         if self.in_turn:
             options |= self.in_turn[number % len(self.in_turn)]
@@ -203,7 +204,7 @@ class Target:
             options["stop" if of_openai else "stop_words"] = words
         text = prompt.text
         if prompt.images and not of_openai:
-            # Ensembles with a visual engine put the question into the model's chat template themselves.
+            # Ensembles with a visual engine apply the model's chat template themselves.
             text, urls = images.split_images(prompt.messages)
             if len(urls) > 1:
                 raise ServerError(

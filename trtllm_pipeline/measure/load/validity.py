@@ -1,7 +1,7 @@
 """Validation of a load run: one function for each gate.
 
-A gate checks the recorded observations. A finding of severity "invalid" rejects the measurement. Reports show "warning" and
-"info" next to it. Gates only read the event file, so anyone can reproduce the verdict later.
+A gate checks the recorded observations. A finding of severity "invalid" rejects the measurement. Reports show "warning"
+and "info" next to it. Gates only read the event file, so anyone can reproduce the verdict later.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trtllm_pipeline.measure.load.stats import LEAST_P99, percentile
 
 MAX_FAILURES: Final = 0.01
 MAX_ENDED_AT_ONCE: Final = 0.10
-"""Models sometimes end at once. With greedy sampling, always for the same prompts."""
+"""Models sometimes end the output immediately. With greedy sampling, always for the same prompts."""
 ECHO_WORDS: Final = 3
 MAX_MISMATCH: Final = 0.02
 """A larger share between two counts, or above max_tokens, is reported."""
@@ -33,13 +33,14 @@ MAX_BYTES_PER_TOKEN: Final = 3
 """Encoding again turns one token into at most this many: an invalid byte becomes U+FFFD, which has three bytes."""
 MAX_CLIENT_CPU: Final = 0.80
 MIN_CLIENT_WALL_NS: Final = 1_000_000_000
-"""The share means little in a shorter level: with fast responses to short prompts, most work is the client's."""
+"""The share is not meaningful in a shorter level: with fast responses to short prompts, most work is the client's."""
 MARKED_LAG_MS: Final = 5.0
 MAX_LAG_MS: Final = 50.0
-"""Limit for times of reads (over TLS), and of sends in an open loop."""
+"""Limit for read times (over TLS), and for send times in an open loop."""
 MAX_LAG_SHARE: Final = 0.10
-"""Share of the median e2e: the load is lower by this share if every next request is sent that late. In an open loop, share
-of the time between requests."""
+"""Share of the median e2e: the load is lower by this share if every request is sent that late. In an open loop, share
+of the time between requests.
+"""
 MARKED_SCHEDULE_LAG_MS: Final = 10.0
 MARKED_SCHEDULE_LAG_SHARE: Final = 0.05
 """Share of the median TTFT."""
@@ -47,38 +48,42 @@ MAX_QUEUE_SHARE: Final = 0.10
 """Share of the median e2e."""
 _AROUND_THE_ENGINE: Final = ("preprocessing", "postprocessing")
 MIN_EVENTS: Final = 8
-"""Events after the first. With fewer, TPOT may only show one network delay, not the speed of generation."""
+"""Minimum number of events after the first. With fewer, TPOT may only show one network delay, not the generation speed."""
 BURST_MS: Final = 0.1
 """Events closer together were buffered and arrived as one."""
 SURE_REUSE: Final = 0.5
 POSSIBLE_REUSE: Final = 0.8
 """Second TTFT / first TTFT of a prompt sent twice: reuse if the median is below SURE_REUSE and all are below POSSIBLE_REUSE."""
 SURE_PAIRS: Final = 8
-"""Prompts sent twice. If a busy machine delayed first and second sends alike, all would fall once in 256 runs."""
+"""Number of prompts sent twice. If a busy machine delayed first and second sends alike, all would fall once in 256
+runs.
+"""
 LEAST_SAVED_MS: Final = 2.0
 """A smaller saving could be noise."""
 _CALLED: Final = ("tool_calls", "function_call")
 PLANNED_ENDS: Final = frozenset({"stop", "length", "end_id", "stop_words", *_CALLED})
 """Normal finish reasons. Others are content_filter, cancelled, timeout, abort, error."""
 CHARACTER_TOKENS: Final = 4
-"""Maximum bytes of a UTF-8 character, hence maximum tokens before it becomes text."""
+"""Maximum bytes in a UTF-8 character, and so the maximum tokens before it becomes text."""
 MAX_SILENT_SHARE: Final = 0.20
 """Share of TTFT between the first chunk without text and the first text."""
 MAX_SILENT_ANSWERS: Final = 0.10
 FAR_SHARE: Final = 0.5
-"""Mean length / the cell's length, below which a load is not one of the cell's lengths."""
+"""Mean length / the cell's length. Below it, a load is not one of the cell's lengths."""
 SPARE_TOKENS: Final = 8
-"""Per response: counted tokens that have no text, such as the end token and reasoning marks."""
+"""Per response: tokens that are counted but have no text, such as the end token and reasoning marks."""
 MAX_UNSEEN_SHARE: Final = 0.50
-"""Share of the tokens of the texts, in addition to SPARE_TOKENS."""
+"""Share of the tokens in the texts, in addition to SPARE_TOKENS."""
 SPARE_TEXTS: Final = 2
-"""Per response: texts without a token, such as text held back until the end."""
+"""Per response: texts without a token, such as text that was held back until the end."""
 MAX_TEXTS_SHARE: Final = 0.10
 
 Found = Iterator[tuple[str, str]]
 """Severity and message of each finding."""
 Look = Callable[..., Iterator[tuple[Any, ...]]]
-"""A gate's function of a run and one of its levels, or of the run alone. In the second case a level may follow the message."""
+"""A gate's function of a run and one of its levels, or only of the run. In the second case, a level may follow the
+message.
+"""
 
 
 ENOUGH_REQUESTS: Final = 1000
@@ -92,14 +97,14 @@ class Gate:
     id: str
     what: str
     limit: str
-    """Beyond it the measurement is rejected. "-" for a gate that never rejects."""
+    """The measurement is rejected beyond it. "-" for a gate that never rejects."""
     why: str
     look: Look
     of_level: bool
 
 
 GATES: Final[list[Gate]] = []
-"""Every gate, in the order of findings."""
+"""All gates, in the order of findings."""
 
 
 def _gate(what: str, limit: str, why: str, *, of_level: bool = True) -> Callable[[Look], Look]:
@@ -207,7 +212,7 @@ def _client_cpu(_run: LoadRun, level: LevelRun) -> Found:
     for record in level.clients:
         cpu = record["cpu_ns"] / max(1, record["wall_ns"])
         if cpu > MAX_CLIENT_CPU:
-            # An open loop polls the clock before each send, which costs CPU time. The gate `schedule` judges it.
+            # An open loop polls the clock before each send, which takes CPU time. The gate `schedule` checks it.
             sure = level.concurrency is not None and record["wall_ns"] >= MIN_CLIENT_WALL_NS
             message = f"the load client used {cpu:.0%} of a core; above {MAX_CLIENT_CPU:.0%} it limits the measurement"
             yield "invalid" if sure else "warning", message
@@ -298,7 +303,7 @@ def _empty_answers(_run: LoadRun, level: LevelRun) -> Found:
     empty = [request for request in good if not request.answered]
     if not empty:
         return
-    # One of a few is no evidence about the share.
+    # One of a few is not evidence about the share.
     few = len(empty) < len(good) and len(empty) <= max(1, MAX_ENDED_AT_ONCE * len(good))
     at_once = few and all(map(_ended_at_once, empty))
     what = "have text but no tokens" if all(request.text for request in empty) else "are empty"
@@ -309,7 +314,9 @@ def _empty_answers(_run: LoadRun, level: LevelRun) -> Found:
 
 
 def _ended_at_once(request: TimedRequest) -> bool:
-    """The server reports that the model's first token was its end token: by the finish reason, or by a count of at most one."""
+    """True if the server reports that the model's first token was its end token: by the finish reason, or by a count of
+    at most one.
+    """
     count = request.record.get("output_tokens")
     return not request.text and (request.record.get("finish_reason") == "stop" or (count is not None and count <= 1))
 
@@ -377,7 +384,7 @@ def _fixed_length(run: LoadRun) -> bool:
 
 
 def _missing(request: TimedRequest) -> int:
-    """Requested tokens that did not arrive."""
+    """Number of requested tokens that did not arrive."""
     return int(request.record["max_tokens"]) - request.output_tokens
 
 
@@ -482,7 +489,7 @@ def _unseen_text(_run: LoadRun, level: LevelRun) -> Found:
 
 
 def _silence_ms(request: TimedRequest) -> float:
-    """From the first chunk without text to the first text."""
+    """Time from the first chunk without text to the first text."""
     first_ns = request.record.get("silent_ns")
     return 0.0 if first_ns is None else (request.times_ns[0] - first_ns) / 1e6
 
@@ -494,7 +501,7 @@ def _silence_ms(request: TimedRequest) -> float:
     "times per token are right only if the counted tokens are those of the timed texts",
 )
 def _texts(run: LoadRun, level: LevelRun) -> Found:
-    """Several tokens per text are normal with speculation or a stream interval. A token has at least one byte."""
+    """Several tokens per text are normal with speculative decoding or a stream interval. A token has at least one byte."""
     if not run.counted_by_server:
         return
     good = level.answered
@@ -555,8 +562,8 @@ def _contradiction(record: RequestRecord) -> str | None:
     "the queue is measured, not the engine",
 )
 def _server_queue(_run: LoadRun, level: LevelRun) -> Found:
-    """These models are fast, and the number of instances is a setting. Chunks of a streamed response wait at the same time, so
-    the sum of their waits may exceed its latency. Several postprocessing instances do not keep the chunks' order
+    """These models are fast, and the number of instances is a setting. Chunks of a streamed response wait concurrently,
+    so the sum of their waits may exceed its latency. Several postprocessing instances do not keep the chunks' order
     (tensorrtllm_backend #614, and seen on Triton 2.51).
     """
     streamed = any(len(request.times_ns) > 1 for request in level.answered)
@@ -564,7 +571,7 @@ def _server_queue(_run: LoadRun, level: LevelRun) -> Found:
         return
     typical_ms = median(request.e2e_ms for request in level.answered)
     for model in _AROUND_THE_ENGINE:
-        # A streamed response is many requests to the postprocessing: sum their waits per request of ours.
+        # A streamed response is many requests to the postprocessing model: sum their waits per request.
         waited_us = sum(record["models"].get(model, {}).get("queue_us", 0.0) for record in level.triton)
         waited_ms = waited_us / 1e3 / len(level.requests)
         if waited_ms > MAX_QUEUE_SHARE * typical_ms:
@@ -594,7 +601,7 @@ def _roofline(run: LoadRun) -> Iterator[tuple[Any, ...]]:
     pass_ms = pass_s * 1e3
     for level in run.levels:
         good = level.answered
-        # e2e / n is never too short. Buffering can bring events closer together than they were generated, so both are
+        # e2e / n is never too short. Buffering can move events closer together than they were generated, so both are
         # judged by the median request.
         whole = [request.e2e_ms / request.output_tokens for request in good]
         between = [tpot for request in good if _apart(request) >= MIN_EVENTS and (tpot := request.tpot_ms) is not None]
@@ -660,7 +667,7 @@ def _kv_cache_reuse(run: LoadRun) -> Found:
 def _prompt_lengths(run: LoadRun, level: LevelRun) -> Found:
     targets = run.records.asked_tokens
     made = [request for request in level.measured if request.record["prompt"] in targets]
-    # Without a tokenizer, and of prompts with images, `input_tokens` is the server's count.
+    # Without a tokenizer, and for prompts with images, `input_tokens` is the server's count.
     images = run.records.with_images
     encoded = [each for each in made if run.special_tokens is not None and each.record["prompt"] not in images]
     other = [request for request in encoded if request.input_tokens != targets[request.record["prompt"]]]

@@ -1,10 +1,10 @@
 """Windows of a repeat over which rates are computed, and how many requests a level needs for a steady one.
 
-A wave is one request per slot. A steady window starts when every slot is on its second request or later, and
-ends when the first slot runs out of requests, which excludes ramp-up and drain. Servers often process a wave in step, so a
-window that starts or ends within a wave holds too much or too little of its prefill. A steady rate is therefore the mean
-over all windows that start in the first wave and end in the last one: what happens in the first wave counts with a weight
-that rises from 0 to 1, in the last one with a weight that falls to 0.
+A wave is one request per slot. A steady window starts when every slot is on its second request or later, and ends when
+the first slot runs out of requests, which excludes ramp-up and drain. Servers often process a wave in lockstep, so a
+window that starts or ends within a wave contains too much or too little of its prefill. A steady rate is therefore the
+mean over all windows that start in the first wave and end in the last one: what happens in the first wave counts with a
+weight that rises from 0 to 1, in the last one with a weight that falls to 0.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from trtllm_pipeline.measure.load.requests import TimedRequest
 
 WAVES: Final = 3
-"""A steady window with fewer waves gives no headline. Rounded: slots that end together hand over after its end."""
+"""Minimum waves of a steady window for the headline. Rounded: slots that end together hand over after its end."""
 HANDOVER_NS: Final = 5_000_000
 HANDOVER_SHARE: Final = 0.05
 """Share of the next request's time."""
 STEADY_SHARE: Final = 0.95
 Happened = tuple[int, int]
-"""Time in ns, and how many of something happened then."""
+"""Time in ns, and the number of things that happened then."""
 
 
 class LevelDefaults(NamedTuple):
-    """Size of a level whose number of requests is not given."""
+    """Size of a level without a given number of requests."""
 
     requests_each: int = 8
-    """For each request in flight: the first and the last one are not in the steady window."""
+    """Requests per slot: the first and the last are not in the steady window."""
     least_requests: int = 32
     budget_s: float = 300.0
     """Time limit."""
@@ -53,7 +53,7 @@ def levels_up_to(batch_size: int) -> tuple[int, ...]:
 
 
 def requests_of(requests: int | None, concurrency: int | None, warmup: int | None = None, turns: int = 1) -> int:
-    """Measured requests of a level: as given, or the default, and of a closed loop at least `least_requests`.
+    """Measured requests of a level: the given number or the default; for a closed loop at least `least_requests`.
 
     `concurrency` is None for an open loop. `warmup` None: two for each in flight.
     """
@@ -66,12 +66,12 @@ def requests_of(requests: int | None, concurrency: int | None, warmup: int | Non
 
 
 def level_budget(budget_s: float | None, requests: int | None) -> float | None:
-    """Time limit of a level: as given, or the default. None for no limit."""
+    """Time limit of a level: the given one or the default. None for no limit."""
     return LEVEL_DEFAULTS.budget_s if budget_s is None and requests is None else budget_s
 
 
 def least_requests(concurrency: int, warmup: int, turns: int = 1) -> int:
-    """Measured requests of a closed loop whose steady window holds WAVES waves.
+    """Measured requests of a closed loop whose steady window has WAVES waves.
 
     The first request of each slot is ramp-up. It is a measured one if the warmup has fewer conversations than slots.
     """
@@ -91,7 +91,7 @@ class Window:
     output_tokens_per_s: float
     requests_per_s: float
     waves: float | None = None
-    """Only of a steady window."""
+    """Only for a steady window."""
 
     def to_json(self) -> dict[str, Json]:
         """As in perf.json. Fields that do not apply are left out."""
@@ -116,7 +116,7 @@ class Span:
         return self.end_ns - self.start_ns - self.idle_ns
 
     def rate(self, happened: Iterable[Happened]) -> float:
-        """Per second."""
+        """Events per second."""
         counted_ns = self.duration_ns - self.edge_ns
         total = math.fsum(number * self._weight(time_ns) for time_ns, number in happened)
         return round(total * 1e9 / counted_ns, 3) if counted_ns > 0 else 0.0
@@ -131,7 +131,7 @@ class Span:
         return [total * 1e9 / length_ns for total in totals]
 
     def window(self, requests: Iterable[TimedRequest]) -> Window:
-        """Totals in it, warmup requests included: each token counts at its own time."""
+        """Totals in it, including warmup requests: each token counts at its own time."""
         good = [request for request in requests if request.answered]
         prefilled = [request for request in good if self._holds(request.times_ns[0])]
         known = [(each.times_ns[0], count) for each in prefilled if (count := each.input_tokens) is not None]
@@ -162,7 +162,7 @@ class Span:
 
 
 def written(request: TimedRequest) -> Iterator[Happened]:
-    """Output tokens of a request. Tokens without text after the last event count with it."""
+    """Output tokens of a request. Tokens without text after the last event are added to it."""
     yield from zip(request.times_ns, request.tokens, strict=True)
     yield request.times_ns[-1], request.output_tokens - sum(request.tokens)
 
@@ -170,7 +170,7 @@ def written(request: TimedRequest) -> Iterator[Happened]:
 def spans(requests: Sequence[TimedRequest], concurrency: int | None) -> dict[str, Span | None]:
     """The windows of a repeat: "whole", "active" and "steady". A missing one is None.
 
-    `requests` are all of the repeat, warmup included. `concurrency` is None for an open loop.
+    `requests` are all of the repeat, including warmup. `concurrency` is None for an open loop.
     """
     measured = [request for request in requests if request.measured]
     start_ns = min((request.sent_ns for request in measured), default=0)
@@ -186,7 +186,7 @@ def spans(requests: Sequence[TimedRequest], concurrency: int | None) -> dict[str
 
 
 def _closed(requests: Sequence[TimedRequest], concurrency: int, start_ns: int) -> Span | None:
-    """The time at full concurrency: every slot has sent a request before it, and finds another one at its end."""
+    """The time at full concurrency: every slot has sent a request before it, and has another one at its end."""
     sent = sorted(request.sent_ns for request in requests)
     if len(sent) <= concurrency:
         return None
@@ -208,10 +208,10 @@ def _closed(requests: Sequence[TimedRequest], concurrency: int, start_ns: int) -
 def at_full_concurrency(
     slots: Iterable[Iterable[tuple[int, int]]], concurrency: int, *, not_before_ns: int, not_after_ns: int
 ) -> tuple[int, int] | None:
-    """Longest time in which at least 95% of `concurrency` slots were busy, as (start, end) in ns; None without one.
+    """Longest time in which at least 95% of `concurrency` slots were busy, as (start, end) in ns. None without one.
 
-    `slots` gives each slot's (sent, ended) times in order. The short time a slot needs to send its next request
-    counts as busy, or every request would end the window.
+    `slots` gives each slot's (sent, ended) times in order. The short time between two requests of a slot counts as
+    busy, or every request would end the window.
     """
     changes: list[tuple[int, int]] = []
     for spans in slots:
@@ -237,8 +237,8 @@ def at_full_concurrency(
 
 
 def _open(requests: Sequence[TimedRequest], start_ns: int) -> Span | None:
-    """From the first to the last measured sending of an open loop, without the first request's time: until then fewer are
-    in flight than later.
+    """From the first to the last measured send of an open loop, excluding the first request's duration: until then
+    fewer are in flight than later.
     """
     times_ns = [request.times_ns[-1] - request.sent_ns for request in requests if request.answered]
     if not times_ns:
@@ -249,7 +249,7 @@ def _open(requests: Sequence[TimedRequest], start_ns: int) -> Span | None:
 
 
 def headline(repeats: Sequence[Mapping[str, Window | None]]) -> tuple[str, str]:
-    """Which window the rates of a level are of, and why."""
+    """The window used for the rates of a level, and why."""
     for windows in repeats:
         steady = windows["steady"]
         if steady is None:

@@ -1,4 +1,4 @@
-"""One level spread over several processes, for more requests in flight than one event loop keeps up with."""
+"""One level distributed over several processes, for more requests in flight than one event loop can handle."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LOOK_S: Final = 0.1
 def wanted(level: Level, requested: int | None = None) -> int:
     """Number of processes for a level: the requested number, or as many as leave the server at least half of the cores.
 
-    Never more than requests may be in flight: each process has one at least.
+    Never more than the requests in flight: each process needs at least one.
     """
     if requested is None:
         if level.request_rate is not None:
@@ -39,13 +39,13 @@ def wanted(level: Level, requested: int | None = None) -> int:
 
 
 async def run(target: Target, level: Level, events: Path, done: Callable[[], None], *, workers: int) -> None:
-    """Run `level` in `workers` processes that append to `events`; `done` is called for each finished request.
+    """Run `level` in `workers` processes that append to `events`. `done` is called for each finished request.
 
-    Raises ServerError when a process did not come to its end.
+    Raises ServerError if a process failed.
     """
     import multiprocessing
 
-    # A process forked from one with threads and open connections inherits their locks: these start afresh.
+    # A process forked from one with threads and open connections would inherit their locks, so these start fresh.
     context = multiprocessing.get_context("spawn")
     number, warm, ended, start_ns = (context.Value("q", 0) for _ in range(4))
     barrier = context.Barrier(workers)
@@ -95,7 +95,7 @@ def _work(
     start_ns: Synchronized[int],
     barrier: Barrier,
 ) -> None:
-    """A process's program."""
+    """Main function of a process."""
     # The parent handles Ctrl-C and ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 

@@ -1,6 +1,7 @@
-"""Prompts of given lengths: real texts cut and padded, or text of a corpus, with shared prefixes and several turns.
+"""Prompts of given lengths: real texts cut and padded, or text from a corpus, with shared prefixes and several turns.
 
-A length is exact by the tokenizer, special tokens included. The analysis compares it with the counts of tokenizer and server.
+Lengths are exact according to the tokenizer, including special tokens. The analysis compares them with the counts of
+tokenizer and server.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ _NEAR: Final = 16
 _CHARACTERS_PER_TOKEN: Final = 6
 _DRAWS: Final = 1000
 _AROUND: Final = 20
-"""Characters of a text that the count of its first words' tokens may depend on, before them."""
+"""Number of preceding characters that may affect the token count of a text's first words."""
 MOST_OPENINGS: Final = 50_000
 """Limit for a level with a duration."""
 _QUICKEST_S: Final = 0.01
-"""Assumed shortest e2e, if the number of requests is unknown."""
+"""Assumed minimum e2e, if the number of requests is unknown."""
 _ORDINARY: Final = re.compile(rf"(?<= )(?=(?:[a-zA-Z]+ ){{{OPENING_WORDS + 1}}})")
-"""Position before replaceable words. One more, because the warmup drops the first."""
+"""Position before replaceable words. One extra, because the warmup drops the first."""
 _BETWEEN: Final = "\n\n"
 """Separator after a shared prefix."""
 
@@ -61,19 +62,19 @@ class Workload:
     """Mean output length. None: max_tokens of the load."""
     output_tokens_stddev: float = 0.0
     lengths: tuple[Lengths, ...] = ()
-    """Instead of means: those of the first request, of the second and so on, from the first on again."""
+    """Lengths of the first request, the second and so on, cycling. Used instead of means."""
     longest: Lengths | None = None
-    """Limits of the server. Longer draws are repeated."""
+    """Limits of the server. Longer lengths are drawn again."""
     shared_prefix_tokens: int = 0
-    """Length of the shared prefix, for prompts that are longer."""
+    """Length of the shared prefix. Only longer prompts have it."""
     shared_prefixes: int = 1
     """Number of different prefixes, used round-robin."""
     turns: int = 1
     """Turns per conversation: each prompt continues the previous one."""
     prompts: int | None = None
-    """Or conversations. None: one for each text, or else for each of `lengths`, or else MADE."""
+    """Number of prompts or conversations. None: one for each text, or else for each of `lengths`, or else MADE."""
     fresh: bool = False
-    """Every request starts with other words, see `Openings`."""
+    """Every request starts with different words, see `Openings`."""
     seed: int = 0
 
     def to_json(self) -> dict[str, Json]:
@@ -93,7 +94,7 @@ class Workload:
 
 
 def read_lengths(path: Path) -> tuple[Lengths, ...]:
-    """The lengths in a file: a line is an object with `input_tokens` and `output_tokens`. Raises MatrixError."""
+    """The lengths in a file: each line is an object with `input_tokens` and `output_tokens`. Raises MatrixError."""
 
     def parse(row: object, _number: int) -> Lengths:
         if not isinstance(row, dict):
@@ -108,11 +109,11 @@ def read_lengths(path: Path) -> tuple[Lengths, ...]:
 
 
 def made(tokenizer: Tokenizer, workload: Workload, texts: Sequence[Prompt] = ()) -> tuple[Prompt, ...]:
-    """The prompts of a workload: `texts` one after another, cut or padded, or else text of the corpus.
+    """The prompts of a workload: consecutive `texts`, cut or padded, or else text from the corpus.
 
-    Prompts are natural text: random tokens are unlike any real prompt and change the output. Padding and
-    synthetic text start at a different place of the corpus each time, as long as places are left, so that prompts only
-    share a requested prefix. The same seed gives the same prompts. Raises StageError if a prompt cannot have its length.
+    Prompts are natural text: random tokens are unlike any real prompt and change the output. Padding and synthetic text
+    start at a different place in the corpus each time, while places are left, so that prompts only share a requested
+    prefix. The same seed gives the same prompts. Raises StageError if a prompt cannot have its length.
     """
     writer = _Writer(tokenizer, random.Random(workload.seed))  # noqa: S311 - not a secret
     count = workload.prompts or len(texts) or len(workload.lengths) or MADE
@@ -137,7 +138,7 @@ def made(tokenizer: Tokenizer, workload: Workload, texts: Sequence[Prompt] = ())
 
 
 def _turns(writer: _Writer, of: Prompt, input_tokens: int, turns: int) -> Iterator[Prompt]:
-    """A conversation whose last turn has `input_tokens`, and earlier turns a share of it."""
+    """A conversation whose last turn has `input_tokens`, and earlier turns a share of them."""
     text = writer.exactly(input_tokens, of.text)
     for turn in range(1, turns):
         share = max(writer.special + 1, input_tokens * turn // turns)
@@ -168,18 +169,18 @@ def _normal(draw: random.Random, mean: int, stddev: float, most: int | None) -> 
 
 
 class _Writer:
-    """Makes texts of exact lengths."""
+    """Creates texts of exact lengths."""
 
     def __init__(self, tokenizer: Tokenizer, draw: random.Random) -> None:
         self.draw = draw
         self.special = len(tokenizer.encode("").ids)
-        """Tokens that the tokenizer adds to a text."""
+        """Number of tokens that the tokenizer adds to a text."""
         self._tokenizer = tokenizer
         self._corpus = ""
         self._starts: list[int] = []
 
     def exactly(self, tokens: int, text: str = "") -> str:
-        """`text` cut or padded to `tokens`, special ones included. Raises StageError if that is impossible."""
+        """`text` cut or padded to `tokens`, including special ones. Raises StageError if that is impossible."""
         wanted = tokens - self.special
         if wanted < 1:
             raise StageError(
@@ -190,7 +191,7 @@ class _Writer:
             cut_text = _cut(self._tokenizer, padded, wanted)
             if cut_text is not None:
                 return cut_text
-            text = padded[: len(padded) // 2]  # another end may do
+            text = padded[: len(padded) // 2]  # another end may work
         raise StageError(f"this tokenizer gives no text of {tokens} tokens", failure=FailureClass.USER)
 
     def _padded(self, text: str, wanted: int) -> str:
@@ -217,7 +218,7 @@ class _Writer:
 
 
 def of_trace(tokenizer: Tokenizer, prompts: Sequence[Prompt], seed: int) -> tuple[Prompt, ...]:
-    """The prompts of a trace with text for their blocks, special tokens included in the length.
+    """The prompts of a trace, with text for their blocks. Special tokens are included in the length.
 
     A block has the same text in every prompt. Raises StageError if a prompt cannot have its length.
     """
@@ -226,10 +227,10 @@ def of_trace(tokenizer: Tokenizer, prompts: Sequence[Prompt], seed: int) -> tupl
 
 
 class _Blocks:
-    """Text of BLOCK_TOKENS tokens for each name of a block.
+    """Text of BLOCK_TOKENS tokens for each block name.
 
-    A block is a passage of the corpus, filled up with short words. Tokenizers do not join tokens across words, so a block has
-    the same tokens behind any other block.
+    A block is a passage of the corpus, filled up with short words. Tokenizers do not join tokens across words, so a
+    block has the same tokens after any other block.
     """
 
     def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
@@ -240,7 +241,7 @@ class _Blocks:
         self._tokens = {word: count.behind(word) for word in set(self._words)}
         ordinary = sorted(word for word in self._tokens if word.isalpha())
         self._firsts = [word for word in ordinary if count(word) == self._tokens[word]] or ordinary
-        """Words with as many tokens at the start of a text as after another word."""
+        """Words with the same number of tokens at the start of a text as after another word."""
         least = min(self._tokens[word] for word in ordinary)
         self._short = [word for word in ordinary if self._tokens[word] == least]
         self._known: dict[int | str, list[str]] = {}
@@ -262,7 +263,7 @@ class _Blocks:
         return _Writer(self._tokenizer, draw).exactly(prompt.input_tokens, text)
 
     def _filled(self, name: int | str, tokens: int) -> list[str]:
-        """The words of a block, or of as many of its tokens."""
+        """The words of a block, or of a number of its tokens."""
         draw = random.Random(f"{self._seed}:{name}")  # noqa: S311 - not a secret
         start = draw.randrange(len(self._words))
         opening = draw.choices(self._firsts, k=OPENING_WORDS)
@@ -278,7 +279,7 @@ class _Blocks:
 
 
 class _Count:
-    """Counts tokens without special ones."""
+    """Counts tokens, excluding special ones."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -292,11 +293,11 @@ class _Count:
 
 
 class Openings:
-    """Different first words for synthetic prompts, so that no two requests of a run share a prefix that a cache could reuse.
-    `together`: requests of a level that start alike still do, as a trace requires.
+    """Different first words for synthetic prompts, so that requests of a run never share a prefix that a cache could
+    reuse. `together`: requests of a level that start alike still do, as a trace requires.
 
-    The rest of a prompt is unchanged. Only its first words are tokenized again: the tokens after a space some words later do
-    not depend on them. The analysis counts the whole prompt. The same seed gives the same openings.
+    The rest of a prompt is unchanged. Only its first words are tokenized again: the tokens after a space some words
+    later do not depend on them. The analysis counts the whole prompt. The same seed gives the same openings.
     """
 
     def __init__(self, tokenizer: Tokenizer, seed: int, *, together: bool = False) -> None:
@@ -311,8 +312,8 @@ class Openings:
             self._words[1].setdefault(self._count.behind(word), []).append(word)
 
     def of(self, level: Level) -> tuple[str, ...]:
-        """One for each conversation of a level, "" if none of the same length is left. For a level with a duration: enough
-        for the requests that fit into it, within limits.
+        """One opening for each conversation of a level. "" if none of the same length is left. For a level with a
+        duration: enough for the requests that fit into it, within limits.
         """
         warmup, measured = conversations(level.warmup), conversations(level.measured)
         count = len(measured)

@@ -1,4 +1,4 @@
-"""From answers to scores: `answers.jsonl` (each answer with its scores) and `accuracy.json` (means with intervals)."""
+"""Converts answers to scores: `answers.jsonl` (each answer with its scores) and `accuracy.json` (means with intervals)."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class AnsweredQuestion:
-    """One answer to one question. A load run may ask a question several times."""
+    """One answer to one question. A load run may send a question several times."""
 
     question: Question
     answer: str
     tokens: tuple[int, ...] | None = None
-    """The answer encoded again, without special tokens; None without a tokenizer."""
+    """The answer encoded again, without special tokens. None without a tokenizer."""
     place: Place | None = None
     """Position in a load run. None for a separately requested answer."""
     scores: Mapping[str, float] = field(default_factory=dict)
-    """By metric; empty before it is scored."""
+    """Scores by metric. Empty before it is scored."""
 
     def to_json(self) -> dict[str, Json]:
         """A line of answers.jsonl."""
@@ -57,18 +57,18 @@ class AnsweredQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccuracyResult:
-    """Means over questions by metric. The one writer and reader of accuracy.json."""
+    """Means over questions, by metric. The only writer and reader of accuracy.json."""
 
     scores: Mapping[str, float]
     intervals: Mapping[str, Interval | None]
     questions: Mapping[str, int | None] = field(default_factory=dict)
-    """How many each score is a mean over."""
+    """Number of questions in each mean."""
     total: int | None = None
-    """All questions."""
+    """Total number of questions."""
     rows_digest: str | None = None
-    """Digest of questions and references. Scores are comparable if it is equal."""
+    """Digest of questions and references. Scores are only comparable if it is equal."""
     asked: str | None = None
-    """The endpoint, and whose chat template wrote the prompts."""
+    """The endpoint, and the source of the chat template."""
     interval_method: str = MEAN_INTERVAL
     definitions: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -147,7 +147,9 @@ def summary(
     asked: str | None = None,
     **more: Any,
 ) -> AccuracyResult:
-    """Means with intervals: every question counts once, with the mean of its answers' scores. `more` is for the file."""
+    """Means with intervals: every question counts once, with the mean of its answers' scores. `more` is added to the
+    file.
+    """
     means = _means(scored)
     levels: dict[tuple[int | None, float | None], list[AnsweredQuestion]] = {}
     for each in scored:
@@ -208,7 +210,7 @@ def _digest(scored: Iterable[AnsweredQuestion]) -> str:
 
 
 def write_answers(folder: Path, answers: Iterable[AnsweredQuestion]) -> None:
-    """Write answers.jsonl, also for answers without scores: they are expensive, and scoring may fail."""
+    """Write answers.jsonl, even without scores: answers are expensive, and scoring may fail."""
     with (folder / ANSWERS).open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(each.to_json(), ensure_ascii=False) + "\n" for each in answers)
 

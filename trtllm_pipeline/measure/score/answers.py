@@ -46,14 +46,14 @@ def score_url(
     folder: Path | None,
     url: str,
 ) -> AccuracyResult:
-    """Score a server that somebody else started on the questions in `path`: see `score_server`.
+    """Score an external server on the questions in `path`: see `score_server`.
 
-    `names` are the metrics of rows that name none. `tokenizer` is a tokenizer.json or a model's directory.
+    `names` are the metrics of rows without a metric. `tokenizer` is a tokenizer.json or a model's directory.
     """
     metrics = metrics_of(names)
-    # Before the first request: a wrong directory must not waste the answers.
+    # Before the first request: an invalid directory must not waste the answers.
     tokens = None if tokenizer is None else tokenizer_at(tokenizer)
-    chats = target.protocol.startswith("openai_chat")  # the server has the template
+    chats = target.protocol.startswith("openai_chat")  # the server applies its own template
     from trtllm_pipeline.measure.load.target import adds_special_tokens
 
     special = partial(adds_special_tokens, target.service, target.protocol, target.timeout_s)
@@ -119,7 +119,7 @@ def score_server(
 
 
 def question_endpoint(protocol: str, questions: Sequence[Question]) -> str:
-    """The endpoint that questions go to, and whose chat template writes their prompts: both change the scores."""
+    """The endpoint for the questions, and the source of the chat template: both affect the scores."""
     from trtllm_pipeline.measure.load.target import OPENAI
 
     endpoint, _ = OPENAI.get(protocol, (None, False))
@@ -138,7 +138,7 @@ async def _ask(
     concurrency: int,
     progress: Callable[[int, int, str], None] | None,
 ) -> list[Answer]:
-    """Answers in the order of `questions`, `concurrency` of them in flight together."""
+    """Answers in the order of `questions`, with `concurrency` of them in flight."""
     import asyncio
 
     answers: dict[str, Answer] = {}

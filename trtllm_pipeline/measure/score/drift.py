@@ -1,6 +1,6 @@
 """Accuracy drift: differences between two models' answers to the same questions, such as before and after quantization.
 
-Pure functions of two `answers.jsonl` files. Answers are compared as they are; scores are those the files hold.
+Pure functions of two `answers.jsonl` files. Answers are compared as they are. Scores are taken from the files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class ScoreDrift:
-    """One metric on the questions that both scored by it."""
+    """One metric on the questions that both scored with it."""
 
     questions: int
     reference: float
@@ -46,14 +46,14 @@ class ScoreDrift:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> ScoreDrift:
-        """The drift of one metric that `to_json` wrote. Raises KeyError or TypeError for anything else."""
+        """The drift of one metric from the output of `to_json`. Raises KeyError or TypeError for anything else."""
         low, high = data["interval"]
         return ScoreDrift(**{**{name: data[name] for name in ScoreDrift.__dataclass_fields__}, "interval": (low, high)})
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """What `compare` finds."""
+    """The result of `compare`."""
 
     pairs: int
     """Answers to the same question, at the same position of a load run if there was one."""
@@ -68,7 +68,7 @@ class Drift:
     scores: Mapping[str, ScoreDrift]
 
     reference: str | None = None
-    """The unquantized reference cell. None for answers outside of cells."""
+    """The unquantized reference cell. None for answers from outside of cells."""
 
     def to_json(self) -> dict[str, Any]:
         """As in report.json, see docs/reference/formats.md."""
@@ -84,7 +84,7 @@ class Drift:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Drift:
-        """The drift that `to_json` wrote. Raises KeyError or TypeError for anything else."""
+        """The drift from the output of `to_json`. Raises KeyError or TypeError for anything else."""
         low, high = data["agreement_interval"]
         return Drift(
             pairs=data["pairs"],
@@ -116,7 +116,7 @@ class ScoredAnswer(TypedDict):
 def read(path: Path) -> list[ScoredAnswer]:
     """The rows of an answers.jsonl. Raises UsageError with the line of an invalid or duplicate answer.
 
-    Raises MatrixError if it is not a file.
+    Raises MatrixError if it is not a regular file.
     """
     from pydantic import TypeAdapter, ValidationError
 
@@ -190,7 +190,7 @@ def _key(row: ScoredAnswer) -> Key:
 
 
 def _divergences(pairs: Iterable[tuple[Sequence[object], Sequence[object]]]) -> Summary:
-    # A normalizing tokenizer may encode different texts to the same tokens.
+    # A normalizing tokenizer may encode different texts as the same tokens.
     return summary(index for a, b in pairs if (index := first_difference(a, b)) is not None)
 
 

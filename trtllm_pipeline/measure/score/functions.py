@@ -1,6 +1,6 @@
 """A user's metric: `module:name`, a Python function `f(answer: str, row: dict) -> float`, from 0 to 1.
 
-`row` is the line of the prompt file as it was written. It runs in the process of the stage that scores.
+`row` is the unmodified line of the prompt file. The function runs in the process of the scoring stage.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ DEFINITION: Final = "mean of what the user's own function says"
 
 
 def metrics_of(names: Sequence[str], module: Path | None = None) -> dict[str, Metric]:
-    """All metrics that rows may name: the built-in ones, and the user's functions among `names`, from `module`.
+    """All metrics that rows may name: the built-in ones, and the user's functions in `names`, from `module`.
 
-    Raises StageError for names that mean nothing.
+    Raises StageError for unknown names.
     """
     metrics = {**SCORE_METRICS, **{name: load(name, module) for name in names if ":" in name}}
     wrong = [f"unknown metric {name!r}" for name in names if name not in metrics]
@@ -45,9 +45,9 @@ def module_file(name: str) -> PurePosixPath:
 def load(name: str, file: Path | None) -> Metric:
     """The metric `module:name`, from `file` or else from the current directory.
 
-    It processes untrusted server output, so it must be written for that: a Python function that is defined in the module's
-    file in that directory, with an answer and a row as parameters. Functions that the module imports, and other modules
-    with the same name, are rejected. Raises StageError for anything else.
+    It processes untrusted server output, so it must be written for that purpose: a Python function that is defined in
+    the module's file in that directory, with an answer and a row as parameters. Functions that the module imports, and
+    other modules with the same name, are rejected. Raises StageError for anything else.
     """
     module_name, _, function_name = name.partition(":")
     if not all(part.isidentifier() for part in module_name.split(".")):
@@ -59,7 +59,7 @@ def load(name: str, file: Path | None) -> Metric:
     sys.path.insert(0, str(folder))
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever a user's module may raise
+    except Exception as error:  # a user's module may raise anything
         traceback.print_exc()
         raise _refused(name, f"{file} cannot be imported: {type(error).__name__}: {error}") from error
     finally:
@@ -95,7 +95,7 @@ def _scoring(name: str, function: Callable[[str, dict[str, Any]], object]) -> Ca
     def score(answer: str, question: Question) -> float:
         try:
             value = function(answer, dict(question.row))
-        except Exception as error:  # whatever a user's function may raise
+        except Exception as error:  # a user's function may raise anything
             traceback.print_exc()
             raise StageError(
                 f"metric {name}, row {question.prompt.id!r}: {type(error).__name__}: {error}",

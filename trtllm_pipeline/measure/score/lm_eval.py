@@ -1,7 +1,7 @@
 """Standard tasks by lm-evaluation-harness: its command line for an OpenAI-compatible server, and its results.
 
-It runs as a separate program: `pip install 'trtllm-pipeline[lm-eval]'`, here or in an environment of its own.
-Source of options, log and result files: lm-evaluation-harness 0.4, docs/interface.md, and its `evaluation_tracker`.
+It runs as a separate program: `pip install 'trtllm-pipeline[lm-eval]'`, here or in a separate environment. Source of
+options, log and result files: lm-evaluation-harness 0.4, docs/interface.md, and its `evaluation_tracker`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Evaluation:
     """URL of the server, with or without `/v1`."""
     model: str
     tasks: tuple[str, ...]
-    """Names of tasks or groups, each with its own limit as NAME:LIMIT, or without."""
+    """Names of tasks or groups, each optionally with its own limit as NAME:LIMIT."""
     endpoint: str = "completions"
     """completions or chat. Tasks that rank choices by their likelihood need completions with prompt logprobs."""
     tokenizer: str | None = None
@@ -76,13 +76,13 @@ class Evaluation:
     timeout_s: float | None = None
     """Time limit of one request. None: lm_eval's."""
     include_path: str | None = None
-    """Directory with tasks of the user's own. Relative paths in their files start there."""
+    """Directory with the user's own tasks. Relative paths in their files start there."""
     likelihoods: bool = True
-    """The server is not known to lack log probabilities of prompts."""
+    """False if the server is known not to return log probabilities of prompts."""
 
 
 class TaskItem(NamedTuple):
-    """A task, or a group of tasks, and the limit of questions of each."""
+    """A task or a group of tasks, and the limit for the questions of each."""
 
     name: str
     limit: str | None = None
@@ -102,14 +102,14 @@ class TaskItem(NamedTuple):
 
 
 class Harness(NamedTuple):
-    """The program, and its version if it is known."""
+    """The program, and its version if known."""
 
     argv: tuple[str, ...]
     version: str | None
 
 
 def installed() -> Harness | None:
-    """lm_eval of the Python in LM_EVAL_PYTHON, on PATH, or next to this Python. None without one."""
+    """lm_eval of the Python in LM_EVAL_PYTHON, on PATH, or next to this Python. None if missing."""
     if python := os.environ.get(PYTHON_VARIABLE):
         version = _version(Path(python))
         return None if version is None else Harness((python, "-m", PROGRAM), version)
@@ -119,7 +119,7 @@ def installed() -> Harness | None:
 
 
 def _version(program: Path) -> str | None:
-    """The release in the environment of a program or Python, without starting it."""
+    """The release in the environment of a program or Python, determined without starting it."""
     records = program.parent.parent.glob("lib/python3*/site-packages/lm_eval-*.dist-info")
     return next((record.name.removeprefix("lm_eval-").removesuffix(".dist-info") for record in records), None)
 
@@ -133,16 +133,16 @@ def find_program() -> tuple[str, ...]:
 
 
 def missing() -> str:
-    """Where lm_eval was looked for in vain."""
+    """Where lm_eval was searched for without success."""
     if python := os.environ.get(PYTHON_VARIABLE):
         return f"{PYTHON_VARIABLE}={python} has no lm_eval"
     return "lm_eval is not installed, neither on PATH nor next to this Python"
 
 
 def commands(program: Sequence[str], evaluation: Evaluation, output: Path) -> dict[TaskItem, list[str]]:
-    """A command line for each task: lm_eval has one limit and one directory of tasks for all of its tasks.
+    """A command line for each task: lm_eval has one limit and one directory for all of its tasks.
 
-    Raises UsageError for names that are no tasks or that appear twice, and for text that `--model_args` cannot hold.
+    Raises UsageError for invalid or repeated names, and for text that `--model_args` cannot contain.
     """
     try:
         items = [TaskItem.parse(task) for task in evaluation.tasks]
@@ -188,7 +188,7 @@ def _command(program: Sequence[str], evaluation: Evaluation, item: TaskItem, out
 
 
 def _folder(evaluation: Evaluation, item: TaskItem) -> Path | None:
-    """The directory of a task that is not lm_eval's own."""
+    """The directory of a task that is not built into lm_eval."""
     own = None if evaluation.include_path is None else Path(evaluation.include_path).absolute()
     return SHIPPED_TASKS if item.shipped else own
 
@@ -202,12 +202,12 @@ def evaluate(
     settings: Mapping[str, Any] | None = None,
     shares: bool = False,
 ) -> AccuracyResult:
-    """Run the tasks one after another. Returns their scores, and writes accuracy.json and answers.jsonl into `output`, next to
-    the files of lm_eval, whose log goes to stderr. `started` is called with each command line. `shares`: only scores from 0 to 1,
-    higher is better.
+    """Run the tasks one after another. Returns their scores, and writes accuracy.json and answers.jsonl into `output`,
+    next to the files of lm_eval, whose log goes to stderr. `started` is called with each command line. `shares`: only
+    scores from 0 to 1, higher is better.
 
-    Raises UsageError when lm_eval is not installed, StageError when it fails, or when a task needs log probabilities of prompts
-    that the server does not return.
+    Raises UsageError when lm_eval is not installed, StageError when it fails, or when a task needs log probabilities of
+    prompts that the server does not return.
     """
     found = []
     of_item = commands(find_program(), evaluation, output.absolute())
@@ -270,7 +270,7 @@ def _run(argv: Sequence[str], item: TaskItem, evaluation: Evaluation, progress: 
 
 
 def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
-    """Lines of the output, each state of a progress bar a line of its own."""
+    """Lines of the output. Each state of a progress bar is a separate line."""
     assert process.stdout is not None
     rest = ""
     for data in iter(partial(process.stdout.read1, 1 << 16), b""):  # type: ignore[attr-defined]
@@ -298,21 +298,21 @@ class TaskResults:
 
     scores: Mapping[str, float]
     errors: Mapping[str, float | None]
-    """Standard errors as lm_eval gives them."""
+    """Standard errors from lm_eval."""
     questions: Mapping[str, int | None]
     tasks: Mapping[str, Mapping[str, Any]]
-    """Version, examples before a question, number of questions and standard errors of each task."""
+    """Version, number of examples before a question, number of questions and standard errors of each task."""
     lm_eval_version: str | None
     ranks: bool
-    """Some task ranks choices by log probabilities."""
+    """True if a task ranks choices by log probabilities."""
     answers: Sequence[Mapping[str, Any]]
-    """Rows of answers.jsonl. An answer has a score only if the score of the task is the mean of its questions' scores."""
+    """Rows of answers.jsonl. An answer only has a score if the score of the task is the mean of its questions' scores."""
 
     @staticmethod
     def read(output: Path, task: str, *, shares: bool = False) -> TaskResults:
-        """The newest results below `output`: of `task`, or of its parts if it has none of its own.
+        """The newest results below `output`: of `task`, or of its parts if it has no own results.
 
-        Raises StageError when there are none, or of another form, or without a score that is kept.
+        Raises StageError if there are none, if they have another format, or if no score can be used.
         """
         files = sorted(output.rglob("results_*.json"), key=lambda path: path.stat().st_mtime_ns)
         if not files:
@@ -329,7 +329,7 @@ class TaskResults:
 
 
 def _summary(found: Sequence[TaskResults], settings: Mapping[str, Any], *, asked: str, **more: Any) -> AccuracyResult:
-    """All results together. `more` is for the file."""
+    """All results together. `more` is added to the file."""
     scores = {name: value for each in found for name, value in each.scores.items()}
     errors = {name: value for each in found for name, value in each.errors.items()}
     questions = {name: count for each in found for name, count in each.questions.items()}
@@ -356,7 +356,7 @@ def _summary(found: Sequence[TaskResults], settings: Mapping[str, Any], *, asked
 def _read(file: Path, asked: str, *, shares: bool) -> TaskResults:
     data = json.loads(file.read_text(encoding="utf-8"))
     results: dict[str, Any] = {task: values for task, values in data["results"].items() if _metrics(values)}
-    shown = [asked] if asked in results else list(results)  # a tag has only the results of its tasks
+    shown = [asked] if asked in results else list(results)  # a tag only has the results of its tasks
     parts = {task: _parts(task, data.get("group_subtasks") or {}) for task in shown}
     samples = {part: _samples(file, part) for part in {part for each in parts.values() for part in each}}
     counts: dict[str, int | None] = {
@@ -430,7 +430,7 @@ def _metrics(values: Mapping[str, Any]) -> list[tuple[str, float]]:
 
 
 def _name(task: str, metric: str, chain: str) -> str:
-    """The name of a score, in the characters of all metrics."""
+    """The name of a score, in the characters allowed for metrics."""
     return ".".join(map(_plain, (task, metric, *([] if chain == "none" else [chain]))))
 
 
@@ -439,7 +439,7 @@ def _plain(text: str) -> str:
 
 
 def _interval(value: float, error: float | None, questions: int | None) -> Interval | None:
-    """From the standard error, unless all questions scored alike: then it is 0 and meaningless."""
+    """Interval from the standard error, unless all questions scored alike: then it is 0 and meaningless."""
     if value in {0, 1} and questions:
         return mean_interval([value] * questions, low=0, high=1)
     if error is None:
@@ -453,5 +453,5 @@ def _is_number(value: object) -> bool:
 
 
 def _is_share(value: object) -> bool:
-    """True for the score of a question. lm_eval writes some as true and false."""
+    """True for the score of a question. lm_eval writes some as booleans."""
     return isinstance(value, (int, float)) and 0 <= value <= 1

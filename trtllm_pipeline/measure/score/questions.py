@@ -1,4 +1,4 @@
-"""Questions: prompt files whose rows have references for the answers."""
+"""Questions: prompt files whose rows have reference answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read_questions(
 
 def check_first_question(path: Path, default: Sequence[str], *, scored: bool) -> None:
     """Raise MatrixError if the first rows of `path` are invalid questions for any model. With `scored`, also if metrics
-    lack something. Metrics of the user are known only by name here.
+    lack required data. The user's metrics are only known by name here.
     """
     own = {name: Metric("", lambda _answer, _question: 0.0, lambda _question: None) for name in default if ":" in name}
     metrics = {**SCORE_METRICS, **own}
@@ -45,7 +45,7 @@ def check_first_question(path: Path, default: Sequence[str], *, scored: bool) ->
 
 
 def scorable(questions: Sequence[Question], metrics: Mapping[str, Metric]) -> tuple[list[Question], list[Fault]]:
-    """Questions with everything their metrics need, and a fault for each of the others."""
+    """Questions with all data that their metrics need, and a fault for each of the others."""
     good, faults = [], []
     for question in questions:
         wrong = [fault for name in question.metrics if (fault := metrics[name].lacks(question)) is not None]

@@ -1,6 +1,6 @@
 """Accuracy metrics: functions that score an answer to a question from 0 to 1.
 
-To add one: a function, a line in `SCORE_METRICS`.
+To add a metric, write a function and add a line to `SCORE_METRICS`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ DRIFT: Final = {
     "again",
     "difference": "mean over questions of score - reference's score of the same question",
 }
-"""What `drift` measures."""
+"""Metrics of `drift`."""
 NORMALISATION: Final = "Unicode NFKC, case folded, punctuation and symbols to spaces, runs of spaces to one, stripped"
 LETTERS: Final = string.ascii_uppercase
-"""Names of the choices of a question, in their order."""
+"""Names of the choices of a question, in order."""
 
-# Signs and points of numbers are not punctuation: -1 is not 1 and 2.5 is not 25.
+# Signs and decimal points of numbers are not punctuation: -1 is not 1 and 2.5 is not 25.
 _NOISE: Final = re.compile(r"(?:(?<!\d)[.,]|[.,](?!\d)|-(?!\d)|[^\w\s.,-]|_)")
-# Digits in a word (H2O) are not numbers, a hyphen between two numbers is not a sign, a comma only separates thousands.
+# Digits in a word (H2O) are not numbers, a hyphen between two numbers is not a sign, and a comma only separates
+# thousands.
 _NUMBER: Final = re.compile(
     r"(?<![\w.])[-+\u2212]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
 )
@@ -45,10 +46,10 @@ class NumericTolerance:
     relative: bool = False
 
     def allows(self, number: Decimal, reference: Decimal) -> bool:
-        """Whether `number` is near enough."""
+        """True if the number is near enough."""
         try:
             return abs(number - reference) <= self.value * (abs(reference) if self.relative else 1)
-        except ArithmeticError:  # beyond what decimal numbers can hold
+        except ArithmeticError:  # beyond the range of decimal numbers
             return False
 
 
@@ -62,7 +63,7 @@ class Question:
     pattern: re.Pattern[str] | None = None
     tolerance: NumericTolerance = NumericTolerance()
     row: Mapping[str, Any] = field(default_factory=dict)
-    """The line as it was written."""
+    """The unmodified line."""
 
     @property
     def references(self) -> tuple[str, ...]:
@@ -77,7 +78,7 @@ class Metric:
     definition: str
     score: Callable[[str, Question], float]
     lacks: Callable[[Question], tuple[str, str] | None]
-    """(key, what is wrong) when a question cannot be scored by it, else None. Raises StageError when nothing can."""
+    """(key, fault) if a question cannot be scored by it, else None. Raises StageError if no question can be."""
 
 
 def normalise(text: str) -> str:
@@ -129,9 +130,11 @@ def numeric(answer: str, question: Question) -> float:
 
 
 def chosen(answer: str, choices: Sequence[str]) -> int | None:
-    """Index of the choice that an answer picks: by the letter that it names or starts with, else by the first choice's text in it."""
+    """Index of the choice that an answer picks: by the letter that it names or starts with, otherwise by the first
+    choice text that it contains.
+    """
     letters = LETTERS[: len(choices)]
-    # A bare "A" before a word is an article: a letter counts alone, in brackets, or before a mark.
+    # A bare "A" before a word is an article: a letter must be alone, in brackets, or before a punctuation mark.
     named = re.search(rf"\b(?i:answer|choice|option)\b\W*(?:(?i:is)\b\W*)?([{letters}])(?![\w'])", answer)
     named = named or re.match(rf"\W*([{letters}])(?=\s*(?:[).:,;*\]]|\n|$))", answer)
     if named is not None:
@@ -142,7 +145,7 @@ def chosen(answer: str, choices: Sequence[str]) -> int | None:
 
 
 def named_choice(reference: str, choices: Sequence[str]) -> int | None:
-    """Which of `choices` a reference means: its letter, or its text."""
+    """The one of `choices` that a reference means, by its letter or its text."""
     if len(reference) == 1 and reference in LETTERS[: len(choices)]:
         return LETTERS.index(reference)
     texts = [normalise(choice) for choice in choices]
@@ -158,7 +161,7 @@ def choice(answer: str, question: Question) -> float:
 
 
 class _Words:
-    """Words for ROUGE: as rouge-score's own tokenizer for English, and the words of other scripts too."""
+    """Words for ROUGE: like rouge-score's own tokenizer for English, but including words in other scripts."""
 
     def tokenize(self, text: str) -> list[str]:
         return re.findall(r"[^\W_]+", text.lower())
@@ -186,12 +189,12 @@ def _chrf() -> Any:
 
 
 def rouge_l(answer: str, question: Question) -> float:
-    """ROUGE-L F1 by rouge-score: the longest common subsequence of words; the best reference counts."""
+    """ROUGE-L F1 by rouge-score: the longest common subsequence of words. The best reference counts."""
     return float(_rouge().score_multi(list(question.references), answer)["rougeL"].fmeasure)
 
 
 def chrf(answer: str, question: Question) -> float:
-    """chrF2 by sacrebleu, of this answer alone: F-score of character 1- to 6-grams; the best reference counts."""
+    """chrF2 by sacrebleu for this answer alone: F-score of character 1- to 6-grams. The best reference counts."""
     return float(_chrf().sentence_score(answer, list(question.references)).score) / 100
 
 
@@ -261,4 +264,4 @@ SCORE_METRICS: Final[Mapping[str, Metric]] = {
     ),
     "chrf": Metric("mean chrF2 / 100 by sacrebleu, sentence level; best reference", chrf, _library_first(_chrf)),
 }
-"""Name -> metric. A name with a colon is a function of the user's, see `functions.py`."""
+"""Name -> metric. A name with a colon is a user's function, see `functions.py`."""

@@ -1,4 +1,4 @@
-"""Answers that a load run has timed already, out of its event file."""
+"""Answers that a load run has already timed, from its event file."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def timed_answers(
 ) -> TimedAnswers:
     """An event file's measured answers to `questions`, by id.
 
-    A prompt may have been sent with `prefix`, the special tokens that the server did not add itself.
-    Raises StageError for an invalid event file, and for questions that differ from the recorded ones.
+    A prompt may have been sent with `prefix`, the special tokens that the server did not add itself. Raises StageError
+    for an invalid event file, and for questions that differ from the recorded ones.
     """
     records = read_records(events)
     answers: list[AnsweredQuestion] = []

@@ -1,7 +1,7 @@
-"""Reads files of a model's directory, which may be untrusted, and checks the types of their JSON values.
+"""Reads files in a model's directory, which may be untrusted, and checks the types of their JSON values.
 
-Links are only followed within the directory and into the Hugging Face cache, whose snapshots consist of links. Other links
-could bring files of this machine into what is copied, hashed and passed on. Only regular files are opened.
+Links are only followed within the directory and into the Hugging Face cache, whose snapshots consist of links. Other
+links could bring files of this machine into copies, hashes and uploads. Only regular files are opened.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from trtllm_pipeline.base import DownloadError, FailureClass, reading, user_file
 
 T = TypeVar("T")
 MAX_JSON_BYTES: Final = 100_000_000
-"""The largest JSON files of known models have a third of this size."""
+"""The largest JSON files of known models are a third of this size."""
 _FICLONE: Final = 0x40049409  # linux/fs.h: share the content, copy on write
 _AGAIN: Final = "download the model again, or from another source"
 
 
 class ModelFileError(DownloadError):
-    """A file of a model's directory must not be opened, or has invalid content."""
+    """A file in a model's directory is unsafe to open, or has invalid content."""
 
     def __init__(self, path: Path, reason: str, *, hint: str, failure: FailureClass) -> None:
         super().__init__(f"cannot use {path}: {reason}", failure=failure, hint=hint)
         self.short = f"{path.name}: {reason}"
-        """For a message that names the directory already."""
+        """For a message that already names the directory."""
 
 
 def find(folder: Path, name: str) -> Path | None:
@@ -66,7 +66,7 @@ def find(folder: Path, name: str) -> Path | None:
 
 
 def names(folder: Path) -> set[str]:
-    """The names in a model's directory, without subfolders. Raises ModelFileError if it cannot be listed."""
+    """The names in a model's directory, without subdirectories. Raises ModelFileError if it cannot be listed."""
     try:
         with os.scandir(folder) as entries:
             return {entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)}
@@ -75,15 +75,15 @@ def names(folder: Path) -> set[str]:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy a file; the copy never has wider permissions than the original."""
+    """Copy a file. The copy never has wider permissions than the original."""
     _begin(target)
     shutil.copyfile(source, target)
     target.chmod(source.stat().st_mode & 0o777)
 
 
 def share(source: Path, target: Path) -> None:
-    """Give `target` the content of `source`: cloned copy-on-write, or as a hard link, or else copied."""
-    part = target.with_name(f"{target.name}.part")  # what is cut off must not have the name of what is whole
+    """Give `target` the content of `source`: as a copy-on-write clone, a hard link or a copy."""
+    part = target.with_name(f"{target.name}.part")  # an incomplete file must not have the final name
     part.unlink(missing_ok=True)
     _begin(part)
     try:
@@ -105,12 +105,12 @@ def _begin(target: Path) -> None:
 
 
 def read_bytes(folder: Path, name: str) -> bytes | None:
-    """Content of a file in a model's directory, other than weights; None if it does not exist. Raises ModelFileError."""
+    """Content of a file in a model's directory, other than weights. None if it does not exist. Raises ModelFileError."""
     return _content(folder, name, Path.read_bytes)
 
 
 def read_text(folder: Path, name: str) -> str | None:
-    """Content of a text file in a model's directory; None if it does not exist. Raises ModelFileError."""
+    """Content of a text file in a model's directory. None if it does not exist. Raises ModelFileError."""
     try:
         return _content(folder, name, lambda path: path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
@@ -130,7 +130,7 @@ def _content(folder: Path, name: str, read: Callable[[Path], T]) -> T | None:
 
 
 def read_json(folder: Path, name: str) -> object:
-    """Value of a JSON file in a model's directory. Raises ModelFileError, also if it does not exist."""
+    """Value of a JSON file in a model's directory. Raises ModelFileError, including if it does not exist."""
     text = read_text(folder, name)
     if text is None:
         raise _refused(
@@ -145,8 +145,8 @@ def read_json(folder: Path, name: str) -> object:
 class Fields:
     """A JSON object in a model's file with typed access to its values.
 
-    A missing key and a null value are the same. All methods raise ModelFileError of class INFEASIBLE that names the file, the
-    key, the value and what was expected.
+    A missing key and a null value are the same. All methods raise ModelFileError of class INFEASIBLE that names the
+    file, the key, the value and the expected value.
     """
 
     def __init__(self, values: Mapping[str, Any], path: Path, prefix: str = "") -> None:
@@ -154,12 +154,12 @@ class Fields:
 
     @classmethod
     def read(cls, folder: Path, name: str) -> Fields:
-        """The object in a file of a model directory. Raises ModelFileError, also if the file is missing."""
+        """The object in a file of a model directory. Raises ModelFileError, including if the file is missing."""
         return cls.of(read_json(folder, name), folder / name)
 
     @classmethod
     def read_optional(cls, folder: Path, name: str) -> Fields:
-        """The object in an optional file; without keys if the file does not exist."""
+        """The object in an optional file. It has no keys if the file does not exist."""
         return cls.read(folder, name) if find(folder, name) is not None else cls({}, folder / name)
 
     @classmethod
@@ -174,14 +174,14 @@ class Fields:
         return self.values.get(key) is not None
 
     def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1) -> int:
-        """A whole number within bounds. `default` stands for none; without a default the key must be there."""
+        """An integer within bounds. `default` replaces a missing value; without a default, the key is required."""
         value = self._given(key, default)
         if type(value) is not int or not least <= value <= most:
             raise self.wrong(key, f"a whole number from {least} to {most}")
         return value
 
     def optional_integer(self, key: str) -> int | None:
-        """A whole number from 0, or none."""
+        """An integer from 0, or None."""
         return self.integer(key, least=0) if self.has(key) else None
 
     def number(self, key: str, default: float | None = None, *, above: float = 0.0, most: float = 1e30) -> float:
@@ -201,11 +201,11 @@ class Fields:
         return text
 
     def flag(self, key: str) -> bool:
-        """True or false; false without a value."""
+        """A boolean. False if missing."""
         return bool(self._maybe(key, bool, "true or false"))
 
     def fields(self, key: str) -> Fields:
-        """An object; without keys if there is none."""
+        """An object. It has no keys if missing."""
         return Fields(self._maybe(key, dict, "an object") or {}, self._path, f"{self._prefix}{key}.")
 
     def objects(self, key: str) -> Iterator[Fields]:
@@ -216,7 +216,7 @@ class Fields:
             yield Fields(value, self._path, f"{self._prefix}{key}[{number}].")
 
     def array(self, key: str) -> list[Any]:
-        """A list; empty if there is none."""
+        """A list. Empty if missing."""
         return self._maybe(key, list, "a list") or []
 
     def texts(self, key: str) -> list[str]:
@@ -234,11 +234,11 @@ class Fields:
         return tuple(ids)
 
     def token(self, key: str) -> str | None:
-        """A special token, written as a text or as an object with `content`."""
+        """A special token, written as a string or as an object with `content`."""
         return self.fields(key).text("content") if isinstance(self.values.get(key), dict) else self.text(key)
 
     def wrong(self, key: str, expected: str) -> ModelFileError:
-        """The error for a value that is not what was expected."""
+        """The error for an unexpected value."""
         shown = json.dumps(self.values.get(key))
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
         return _refused(
@@ -317,12 +317,12 @@ _OWN_KEYS: Final = {
 
 
 def num_experts(config: Mapping[str, Any]) -> Any:
-    """Number of routed experts of a layer by a Hugging Face `config.json`. None for dense models."""
+    """Number of routed experts per layer in a Hugging Face `config.json`. None for dense models."""
     return next((config[key] for key in _EXPERTS if config.get(key)), None)
 
 
 _BLOCKS: Final = {"*": "attention", "M": "mamba", "E": "moe", "-": "mlp"}
-"""Letters of `hybrid_override_pattern` (Nemotron-H) -> words of `layers_block_type`."""
+"""Letters in `hybrid_override_pattern` (Nemotron-H) -> words in `layers_block_type`."""
 _MAMBA: Final = ("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel")
 _LINEAR: Final = (
     *("linear_num_value_heads", "linear_value_head_dim", "linear_key_head_dim", "linear_num_key_heads"),
@@ -332,8 +332,8 @@ _LINEAR: Final = (
 
 
 def hybrid_layers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers of a recipe for a hybrid model by a Hugging Face `config.json`: layers with attention, with experts and with
-    recurrence. Empty for other models.
+    """Recipe numbers for a hybrid model, from a Hugging Face `config.json`: layers with attention, with experts and
+    with recurrence. Empty for other models.
     """
     blocks: list[Any] = [*map(_BLOCKS.get, config.get("hybrid_override_pattern") or ())]
     blocks = blocks or config.get("layers_block_type") or config.get("layer_types") or []
@@ -355,15 +355,17 @@ def hybrid_layers(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shared_experts(config: Mapping[str, Any]) -> int | None:
-    """Shared experts of the width of the others, of a `config.json` that has their whole width instead of their number."""
+    """Number of shared experts that have the width of the others, from a `config.json` that has their total width
+    instead.
+    """
     width = config.get("moe_shared_expert_intermediate_size") or config.get("shared_expert_intermediate_size")
     each = config.get("moe_intermediate_size")
     return round(width / each) if isinstance(width, int) and isinstance(each, int) and each else None
 
 
 def rotary(config: Mapping[str, Any]) -> tuple[Any, str | None]:
-    """Base and scaling of the rotary embeddings by a Hugging Face `config.json`, each None
-    if absent. Transformers 5 stores both in one object, earlier releases separately.
+    """Base and scaling of the rotary embeddings in a Hugging Face `config.json`, each None if absent. Transformers 5
+    stores both in one object, earlier releases separately.
     """
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(scaling, dict):
@@ -373,7 +375,7 @@ def rotary(config: Mapping[str, Any]) -> tuple[Any, str | None]:
 
 
 def named_alike(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A Hugging Face `config.json`, with the particular names of GPT-2 and GLM-4 replaced by the usual ones."""
+    """A Hugging Face `config.json` with the special key names of GPT-2 and GLM-4 replaced by the usual ones."""
     own_keys = _OWN_KEYS.get(str(config.get("model_type")))
     if own_keys is None:
         return dict(config)

@@ -1,4 +1,4 @@
-"""The purpose of each file of a model, by name. A file that a stage does not read cannot change its result."""
+"""The purpose of each file of a model, by name. A file that a stage does not read cannot affect its result."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class ModelPart(str, Enum):
     WEIGHTS = "weights"
     CONFIG = "config"
     TOKENIZER = "tokenizer"
-    """With tokenizer_config.json, in which most models have their chat template too."""
+    """Includes tokenizer_config.json, which contains most models' chat template."""
     CHAT_TEMPLATE = "chat_template"
-    """In a file of its own."""
+    """Chat template in a separate file."""
     GENERATION_CONFIG = "generation_config"
     PROCESSOR = "processor"
     """For images and videos."""
@@ -25,7 +25,7 @@ class ModelPart(str, Enum):
 
 
 CONVERTED: Final = frozenset({ModelPart.WEIGHTS, ModelPart.CONFIG})
-"""The parts that a checkpoint is made of."""
+"""The parts that a checkpoint is built from."""
 _NAMES: Final = {
     ModelPart.WEIGHTS: r".*\.safetensors|.*\.safetensors\.index\.json",
     ModelPart.CONFIG: r"(adapter_)?config\.json|hf_quant_config\.json|quantize_config\.json",

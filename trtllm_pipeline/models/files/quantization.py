@@ -1,4 +1,4 @@
-"""How the weights of a Hugging Face directory are quantized already, by what its own files say of them."""
+"""How the weights of a Hugging Face directory are already quantized, according to its own files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 
 FILES: Final = ("config.json", "hf_quant_config.json")
 AS_IS: Final = "as_is"
-"""The precision of cells that serve weights the way their files have them."""
+"""The precision of cells that serve weights in the form of their files."""
 Form = Literal[
     "fp8",
     "fp8_block",
@@ -22,11 +22,12 @@ Form = Literal[
     "mixed",
     "mixed_nvfp4",
 ]
-"""Forms of weights that TensorRT-LLM has a name for. int4_awq and w4a8_awq are Model Optimizer's, awq is AutoAWQ's; mixed and
-mixed_nvfp4 are Model Optimizer's weights with an algorithm for each layer, without and with NVFP4 among them."""
+"""Forms of weights with a TensorRT-LLM name. int4_awq and w4a8_awq are Model Optimizer's, awq is AutoAWQ's; mixed and
+mixed_nvfp4 are Model Optimizer's weights with a separate algorithm for each layer, without and with NVFP4 among them.
+"""
 FORMS: Final[tuple[str, ...]] = get_args(Form)
 
-# Model Optimizer's names, in hf_quant_config.json.
+# Model Optimizer's names in hf_quant_config.json.
 _ALGORITHMS: Final = {
     "FP8": "fp8",
     "FP8_BLOCK_SCALES": "fp8_block",
@@ -42,17 +43,19 @@ class QuantizedWeights(NamedTuple):
     """Quantization of weights, as a model's files describe it."""
 
     form: str
-    """One of FORMS, or another name that the files give."""
+    """One of FORMS, or another name from the files."""
     said: str
-    """The files' own word and the file: "FP8 by its hf_quant_config.json"."""
+    """The name in the files, and the file: "FP8 by its hf_quant_config.json". The field's name is in the index of workspaces."""
     group_size: int | None = None
-    """Number of weights that share a scale, if the format has several group sizes and the files specify it. -1 for a whole column."""
+    """Number of weights that share a scale, if the format has several group sizes and the files specify it. -1: a whole
+    column.
+    """
 
 
 def quantization(files: Mapping[str, Mapping[str, Any] | None]) -> QuantizedWeights | None:
-    """How weights are quantized, out of the parsed FILES by name; None for unquantized weights.
+    """The quantization of weights, from the parsed FILES by name. None for unquantized weights.
 
-    Model Optimizer's own file comes first, as in TensorRT-LLM's `load_modelopt_quant_config`.
+    Model Optimizer's own file takes precedence, as in TensorRT-LLM's `load_modelopt_quant_config`.
     """
     config, model_optimizer = (files.get(name) or {} for name in FILES)
     section = model_optimizer.get("quantization")
@@ -72,7 +75,7 @@ def quantization(files: Mapping[str, Mapping[str, Any] | None]) -> QuantizedWeig
 
 
 def _has_nvfp4(section: Mapping[str, Any]) -> bool:
-    """True if a layer has NVFP4 weights, with activations of 4 bits or of 16."""
+    """True if any layer has NVFP4 weights, with 4-bit or 16-bit activations."""
     layers = section.get("quantized_layers")
     parts = layers.values() if isinstance(layers, Mapping) else ()
     return any("NVFP4" in str(each.get("quant_algo")).upper() for each in parts if isinstance(each, Mapping))
@@ -84,7 +87,7 @@ def _group(section: Mapping[str, Any]) -> int | None:
 
 
 def _by_transformers(section: Mapping[str, Any], word: str) -> str:
-    """The weight format, known from config.json alone."""
+    """The weight format, if config.json alone determines it."""
     method = str(section.get("quant_method") or word).lower()[:40]
     if method == "fp8":
         return "fp8_block" if section.get("weight_block_size") == [128, 128] else "fp8 without blocks of 128 x 128"

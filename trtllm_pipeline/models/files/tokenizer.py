@@ -1,4 +1,4 @@
-"""The tokenizer in a model's directory: its tokenizer.json, or what is known to be made of another vocabulary."""
+"""The tokenizer in a model's directory: its tokenizer.json, or one built from another vocabulary file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _VOCABULARIES: Final = {
     "InternLM2Tokenizer": "tokenizer.model",
     "QWenTokenizer": "qwen.tiktoken",
 }
-"""`tokenizer_class` of a model without tokenizer.json -> the file with its vocabulary; `vocabularies` makes these."""
+"""`tokenizer_class` of a model without tokenizer.json -> its vocabulary file. `vocabularies` builds these tokenizers."""
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
@@ -34,7 +34,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
         return _made(folder, name)
     try:
         return Tokenizer.from_str(text)
-    except BaseException as error:  # the library raises bare Exception, and PanicException, which is none
+    except BaseException as error:  # the library raises bare Exception, and PanicException, which is not an Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise ModelFileError(
@@ -43,9 +43,9 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
 
 def added_prefix(tokenizer: Tokenizer) -> str:
-    """The text of the special tokens that the tokenizer puts before a prompt, which chat templates write too.
+    """The text of the special tokens that the tokenizer adds before a prompt, which chat templates write as well.
 
-    Empty if it adds none, or if it does not read that text as the same tokens.
+    Empty if it adds none, or if it does not parse that text as the same tokens.
     """
     ids = tokenizer.encode("").ids
     text: str = tokenizer.decode(ids, skip_special_tokens=False)
@@ -53,7 +53,7 @@ def added_prefix(tokenizer: Tokenizer) -> str:
 
 
 def tokenizer_at(path: Path) -> Tokenizer:
-    """The tokenizer that `--tokenizer` names: a tokenizer.json or a model's directory. Raises UsageError."""
+    """The tokenizer for `--tokenizer`: a tokenizer.json or a model's directory. Raises UsageError."""
     try:
         return read_tokenizer(path)
     except DownloadError as error:
@@ -61,12 +61,12 @@ def tokenizer_at(path: Path) -> Tokenizer:
 
 
 def has_tokenizer(names: Collection[str], settings: Mapping[str, Any]) -> bool:
-    """Whether `read_tokenizer` finds one among the files of a model; `settings` is its tokenizer_config.json."""
+    """True if `read_tokenizer` finds a tokenizer among the files of a model. `settings` is its tokenizer_config.json."""
     return TOKENIZER in names or _VOCABULARIES.get(_class(settings.get("tokenizer_class"))) in names
 
 
 def _made(folder: Path, name: str) -> Tokenizer:
-    """The error for a directory without the file `name`."""
+    """The tokenizer for a directory without the file `name`. Raises ModelFileError."""
     settings = Fields.read_optional(folder, SETTINGS)
     kind = _class(settings.text("tokenizer_class"))
     file = _VOCABULARIES.get(kind) if name == TOKENIZER else None
@@ -75,7 +75,7 @@ def _made(folder: Path, name: str) -> Tokenizer:
         raise ModelFileError(
             folder / name,
             "it is missing",
-            hint="name a model directory, or its tokenizer.json; docs/models.md says which models need none",
+            hint="name a model directory, or its tokenizer.json; docs/models.md lists models that need neither",
             failure=FailureClass.USER,
         )
     from trtllm_pipeline.models.files import vocabularies
@@ -89,5 +89,5 @@ def _made(folder: Path, name: str) -> Tokenizer:
 
 
 def _class(name: object) -> str:
-    """Without the end that says that it comes from this library."""
+    """Without the suffix that marks classes of this library."""
     return name.removesuffix("Fast") if isinstance(name, str) else ""

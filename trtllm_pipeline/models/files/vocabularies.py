@@ -1,8 +1,9 @@
-"""Tokenizers of models whose repositories have no tokenizer.json, but a vocabulary of sentencepiece or tiktoken.
+"""Builds tokenizers for models that have a sentencepiece or tiktoken vocabulary, but no tokenizer.json.
 
-Python code of such a repository makes the tokenizer. That code is never run here: what it adds to the vocabulary is known
-by its class, which tokenizer_config.json names. Sources: tokenization_chatglm.py of GLM-4, tokenization_internlm2_fast.py of
-InternLM2.5, tokenization_qwen.py of Qwen; tiktoken's algorithm; sentencepiece_model.proto of sentencepiece.
+Such a repository has Python code that creates the tokenizer. That code is never run. Its additions to the vocabulary
+are known by its class, which tokenizer_config.json names. Sources: tokenization_chatglm.py of GLM-4,
+tokenization_internlm2_fast.py of InternLM2.5, tokenization_qwen.py of Qwen; tiktoken's algorithm;
+sentencepiece_model.proto of sentencepiece.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _SPLIT: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Words as GPT-4 has them, with one digit or up to three in each."""
+"""GPT-4's word pattern, with one digit or up to three per word."""
 _GLM_PREFIX: Final = ("[gMASK]", "<sop>")
 _QWEN_SPECIAL: Final = (
     "<|endoftext|>",
@@ -34,11 +35,11 @@ _UNKNOWN, _SPACE = "<unk>", "\u2581"
 _BPE: Final = 2
 """sentencepiece's `ModelType`."""
 _NORMAL, _USER_DEFINED = 1, 4
-"""Its kinds of pieces: only normal ones are merged, and the user's own are taken as they stand."""
+"""sentencepiece's kinds of pieces. Only normal ones are merged; user-defined ones are kept whole."""
 
 
 def _glm(content: bytes, settings: Fields) -> Tokenizer:
-    """GLM-4. Two tokens stand before every prompt."""
+    """GLM-4. Every prompt starts with two tokens."""
     made = _of_ranks(content, digits="{1,3}")
     _add(made, settings)
     prefix = [(token, made.token_to_id(token)) for token in _GLM_PREFIX]
@@ -51,7 +52,7 @@ def _glm(content: bytes, settings: Fields) -> Tokenizer:
 
 
 def _qwen(content: bytes, _settings: Fields) -> Tokenizer:
-    """The first Qwen, whose special tokens only its code names."""
+    """The first Qwen. Only its code names the special tokens."""
     made = _of_ranks(content, digits="")
     made.normalizer = normalizers.NFC()
     made.add_special_tokens([AddedToken(token, normalized=False) for token in _QWEN_SPECIAL])
@@ -59,17 +60,17 @@ def _qwen(content: bytes, _settings: Fields) -> Tokenizer:
 
 
 def _internlm(content: bytes, settings: Fields) -> Tokenizer:
-    """InternLM2. Its code gives pieces that the vocabulary keeps unused a text of their own."""
+    """InternLM2. Its code assigns texts to unused pieces of the vocabulary."""
     try:
         model = _sentencepiece().FromString(content)
     except message.DecodeError as error:
-        raise ValueError("it is not a model of sentencepiece") from error
+        raise ValueError("it is not a sentencepiece model") from error
     if model.trainer_spec.model_type != _BPE:
-        raise ValueError("it is not of sentencepiece's BPE")
+        raise ValueError("it is not a BPE model of sentencepiece")
     added = _added(settings)
     texts = [added[number].content if number in added else piece.piece for number, piece in enumerate(model.pieces)]
     vocabulary = {text: number for number, text in enumerate(texts)}
-    # Under the text that the vocabulary has of it, should its settings rename one.
+    # Named as in the vocabulary, in case its settings rename one.
     scores = {text: piece.score for text, piece in zip(texts, model.pieces, strict=True) if piece.type == _NORMAL}
     made = Tokenizer(
         models.BPE(vocabulary, _merges(scores, vocabulary), unk_token=_UNKNOWN, fuse_unk=True, byte_fallback=True)
@@ -98,12 +99,13 @@ MAKERS: Final[Mapping[str, Callable[[bytes, Fields], Tokenizer]]] = {
     "InternLM2Tokenizer": _internlm,
     "QWenTokenizer": _qwen,
 }
-"""`tokenizer_class` -> what makes it of the vocabulary and of tokenizer_config.json. They raise ValueError for another
-vocabulary, ModelFileError for other settings."""
+"""`tokenizer_class` -> a function that builds the tokenizer from the vocabulary and tokenizer_config.json. They raise
+ValueError for an invalid vocabulary, ModelFileError for invalid settings.
+"""
 
 
 def _added(settings: Fields) -> dict[int, AddedToken]:
-    """The tokens that tokenizer_config.json adds, by number."""
+    """The tokens that tokenizer_config.json adds, by id."""
     listed = settings.fields("added_tokens_decoder")
     if not all(key.isdecimal() for key in listed.values):
         raise settings.wrong("added_tokens_decoder", "tokens by number")
@@ -116,7 +118,7 @@ def _added(settings: Fields) -> dict[int, AddedToken]:
 
 
 def _add(made: Tokenizer, settings: Fields) -> None:
-    """Add the tokens of tokenizer_config.json to a tokenizer that lacks them."""
+    """Add the tokens in tokenizer_config.json to a tokenizer that lacks them."""
     added = _added(settings)
     made.add_tokens([*added.values()])
     for number, token in added.items():
@@ -126,7 +128,7 @@ def _add(made: Tokenizer, settings: Fields) -> None:
 
 
 def _of_ranks(content: bytes, *, digits: str) -> Tokenizer:
-    """From a file of tiktoken: on each line a token in base64, and its rank. Raises ValueError for another one."""
+    """Build from a tiktoken file: each line has a token in base64, and its rank. Raises ValueError for another format."""
     letters, ranks = _letters(), {}
     for number, line in enumerate(content.splitlines(), 1):
         try:
@@ -151,7 +153,7 @@ def _of_ranks(content: bytes, *, digits: str) -> Tokenizer:
 
 
 def _merges(scores: Mapping[str, float], numbers: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Every two tokens that make a third, that of the highest score first."""
+    """All pairs of tokens that form a third, highest score first."""
     pairs = (
         (-score, numbers[whole[:cut]], numbers[whole[cut:]], whole[:cut], whole[cut:])
         for whole, score in scores.items()
@@ -163,7 +165,7 @@ def _merges(scores: Mapping[str, float], numbers: Mapping[str, int]) -> list[tup
 
 @cache
 def _letters() -> list[str]:
-    """The letter that stands for each byte where vocabularies are text. Source: encoder.py of GPT-2."""
+    """The letter for each byte in vocabularies that are text. Source: encoder.py of GPT-2."""
     shown = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     hidden = iter(range(256, 512))
     return [chr(byte if byte in shown else next(hidden)) for byte in range(256)]
@@ -171,7 +173,7 @@ def _letters() -> list[str]:
 
 @cache
 def _sentencepiece() -> Any:
-    """The class of messages that a model of sentencepiece is, with the fields that are read here."""
+    """The message class of a sentencepiece model, with the fields that are read here."""
     kinds = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="vocabulary.proto", package="trtllm_pipeline", syntax="proto2")
     for name, fields in {

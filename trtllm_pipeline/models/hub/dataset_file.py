@@ -1,7 +1,7 @@
 """One file of a data set on the Hugging Face Hub, such as calibration rows: `hub:ORGANIZATION/NAME[/PATH][@REVISION]`.
 
-`huggingface_hub` downloads it into the user's cache, verified and resumable. Fingerprints contain its content, not its origin.
-For a data set, or one of its directories, the first file of rows is used, with training files before others.
+`huggingface_hub` downloads it into the user's cache, verified and resumable. Fingerprints contain its content, not its
+origin. For a data set, or one of its directories, the first file of rows is used, with training files before others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _SPLITS: Final = ("train", "validation", "valid", "dev", "test")
 
 
 def data_file(name: str, base_dir: Path) -> Path:
-    """The file a setting means: "builtin:NAME", "hub:ORGANIZATION/NAME", or a path from the matrix file's directory.
+    """The file for a setting: "builtin:NAME", "hub:ORGANIZATION/NAME", or a path relative to the matrix file's
+    directory.
 
     Raises UsageError for a built-in data set that does not exist, DownloadError for a file that cannot be fetched.
     """
@@ -39,13 +40,14 @@ def data_file(name: str, base_dir: Path) -> Path:
     if name not in known:
         raise UsageError(
             f"data set {name} does not exist",
-            hint=f"the built-in ones are {', '.join(sorted(known))}; or name a JSONL file of yours",
+            hint=f"the built-in ones are {', '.join(sorted(known))}; or specify your own JSONL file",
         )
     return known[name]
 
 
 def fetch(name: str) -> Path:
-    """The local path of the file `name`, downloaded if necessary. Raises UsageError for an invalid name, and DownloadError.
+    """The local path of the file `name`, downloaded if necessary. Raises UsageError for an invalid name, and
+    DownloadError.
 
     A copy in the user's cache is used if the hub cannot be reached.
     """
@@ -66,7 +68,7 @@ def fetch(name: str) -> Path:
     if not is_file:
         path = choose(names, repo, path)
     elif path not in names:
-        raise DownloadError(f"the data set {repo} has no file {path}")
+        raise DownloadError(f"the data set {repo} does not have a file {path}")
     return _downloaded(repo, path, revision) if folder is None else folder / path
 
 
@@ -87,15 +89,15 @@ def _downloaded(repo: str, path: str, revision: str) -> Path:
 
 
 def choose(names: Iterable[str], repo: str, folder: str | None = None) -> str:
-    """The file of rows that a data set, or a directory of it, is read from: of its splits the first of `_SPLITS`.
+    """The file to read rows from, in a data set or one of its directories: the first of `_SPLITS` that it has.
 
-    Raises DownloadError if there is none, and if directories hold several data sets.
+    Raises DownloadError if there is none, and if directories contain several data sets.
     """
     within = "" if folder is None else f"{folder.rstrip('/')}/"
     matching = [name for name in names if name.startswith(within) and name.endswith(_ROWS)]
     what = f"the data set {repo}" if folder is None else f"{folder} of the data set {repo}"
     if not matching:
-        raise DownloadError(f"{what} has no file of rows: {', '.join(_ROWS)}", hint=f"name a file: {FILE_FORM}")
+        raise DownloadError(f"{what} has no file with rows: {', '.join(_ROWS)}", hint=f"name a file: {FILE_FORM}")
     folders = sorted({str(PurePosixPath(name).parent) for name in matching})
     if len(folders) > 1:
         listed = ", ".join(folders[:8]) + (", ..." if len(folders) > 8 else "")
@@ -112,7 +114,7 @@ def choose(names: Iterable[str], repo: str, folder: str | None = None) -> str:
 
 
 def _listed(repo: str, revision: str) -> list[str]:
-    """The files of a data set, as the hub lists them. Raises DownloadError."""
+    """The files of a data set, from the hub's listing. Raises DownloadError."""
     from huggingface_hub import HfApi
 
     if hugging_face.offline_by_environment():
@@ -124,7 +126,7 @@ def _listed(repo: str, revision: str) -> list[str]:
 
 
 def _cached(repo: str, revision: str) -> Path | None:
-    """The directory of what the user's cache has of a data set. Raises DownloadError for a name that none has."""
+    """The directory of a data set in the user's cache. Raises DownloadError for an invalid name."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 

@@ -1,4 +1,4 @@
-"""Which files of a model's repository are needed: names that are safe, weights, and code that is trusted."""
+"""Selects the required files of a model's repository: safe names, weights, and trusted code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trtllm_pipeline.models.files import model_files
 from trtllm_pipeline.models.files.model_files import Fields
 
 Progress = Callable[[float, float | None, str], None]
-"""Told how much is done, of how much, in which unit."""
+"""Called with the amount done, the total, and their unit."""
 _CHUNK_BYTES: Final = 1 << 20
 CODE: Final = "code"
 """Key of a pinned source: file name -> SHA-256 of trusted code."""
@@ -29,13 +29,14 @@ CONFIGURATION: Final = {
     "adapter": "adapter_config.json",
     TOKENIZER: "config.json",
 }
-"""Form of a directory -> its defining file. The forms: a model with its tokenizer, a draft model, which may lack one, a LoRA
-adapter, and a model without its weights."""
+"""Form of a directory -> its defining file. The forms: a model with its tokenizer, a draft model, which may lack one, a
+LoRA adapter, and a model without its weights.
+"""
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
 
-# Configuration, tokenizer and licence files, in the directory itself. Weights are chosen by `weight_files`; never wanted are
-# pickles, code, and the same weights in other forms.
+# Configuration, tokenizer and licence files, in the top directory. `weight_files` selects the weights. Pickles, code,
+# and the same weights in other formats are never downloaded.
 _LICENCE: Final = re.compile(r"(LICENSE|LICENCE|NOTICE|USE_POLICY|COPYING)([\w.-]*)", re.IGNORECASE)
 _DESCRIPTION: Final = re.compile(
     rf"""config\.json | generation_config\.json | hf_quant_config\.json | quantize_config\.json
@@ -49,24 +50,26 @@ _DESCRIPTION: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file of a repository, as its hub lists it."""
+    """One file of a repository, as listed by its hub."""
 
     path: str
     size: int
     digest: str | None
-    """64 hexadecimal digits are a SHA-256, 40 the SHA-1 of the git blob; None if the hub lists none."""
+    """64 hexadecimal digits are a SHA-256, 40 are the SHA-1 of the git blob. None if the hub lists neither."""
     url: str
 
 
 def description_files(names: Collection[str]) -> list[str]:
-    """The needed files other than the weights, sorted. Raises DownloadError for a name that would leave the directory."""
+    """The required files other than the weights, sorted. Raises DownloadError for a name that would leave the
+    directory.
+    """
     for name in names:
         check_name(name)
     return sorted(name for name in names if _DESCRIPTION.fullmatch(name))
 
 
 def described(names: Collection[str], form: str) -> list[str]:
-    """The same, with the configuration of that form."""
+    """The same, including the configuration of that form."""
     described_files = {*description_files(names), *({CONFIGURATION[form]} & {*names})}
     return sorted(described_files - {INDEX} if form == TOKENIZER else described_files)
 
@@ -77,18 +80,19 @@ def lacking(form: str, names: Collection[str]) -> str:
     nemo = next((name for name in sorted(names) if name.endswith(".nemo")), None)
     if form != "adapter" or nemo is None:
         return message
-    return f"{message} as PEFT writes it; {nemo} is NVIDIA NeMo's, which is not taken"
+    return f"{message} as PEFT writes it; {nemo} is NVIDIA NeMo's, which is not supported"
 
 
 def is_licence(name: str) -> bool:
-    """True if a file of a model is for people only: no stage reads it."""
+    """True if stages do not read a file of a model, because it is only for people."""
     return _LICENCE.fullmatch(name) is not None
 
 
 def weight_files(folder: Path, names: Collection[str], model: str, form: str = MODEL) -> list[str]:
-    """The safetensors files that hold the weights, sorted, of a form that has any; `folder` holds the index if the model has one.
+    """The safetensors files with the weights, sorted, for a form that has weights. `folder` contains the index, if
+    the model has one.
 
-    Raises DownloadError when there are none, or the index names files that are not among `names`.
+    Raises DownloadError if there are none, or if the index names files that are not among `names`.
     """
     if form == TOKENIZER:
         return []
@@ -115,7 +119,7 @@ def weight_files(folder: Path, names: Collection[str], model: str, form: str = M
 
 
 def read_index(folder: Path) -> Mapping[str, str]:
-    """Tensor name -> file name of a directory's safetensors index. Raises DownloadError when it is not one."""
+    """Tensor name -> file name, from a directory's safetensors index. Raises DownloadError for an invalid index."""
     placed = Fields.read(folder, INDEX).fields("weight_map")
     if not placed.values or not all(isinstance(name, str) for name in placed.values.values()):
         raise DownloadError(f"{INDEX} is not a safetensors index: its weight_map does not map tensors to files")
@@ -123,7 +127,7 @@ def read_index(folder: Path) -> Mapping[str, str]:
 
 
 def check_name(name: str) -> None:
-    """Raise DownloadError for a file name that could lead out of the directory it is put in."""
+    """Raise DownloadError for a file name that could lead out of its directory."""
     path = PurePosixPath(name)
     if not name or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
         raise DownloadError(
@@ -133,7 +137,7 @@ def check_name(name: str) -> None:
 
 
 class Sha256:
-    """SHA-256 of a file that grows, of which only what was not seen when it arrived is read."""
+    """SHA-256 of a growing file. Only data that `update` did not get is read from disk."""
 
     def __init__(self) -> None:
         self._begin()
@@ -143,14 +147,14 @@ class Sha256:
         self._size = 0
 
     def update(self, chunk: bytes) -> None:
-        """Text appended to the file."""
+        """Process text appended to the file."""
         self._hasher.update(chunk)
         self._size += len(chunk)
 
     def catch_up(self, path: Path) -> None:
-        """Read what of the file was not seen."""
+        """Read the part of the file that `update` did not get."""
         size = size_bytes(path)
-        if size < self._size:  # it was begun again
+        if size < self._size:  # it was started again
             self._begin()
         if size > self._size:
             with path.open("rb") as source:
@@ -159,15 +163,15 @@ class Sha256:
                     self.update(chunk)
 
     def of(self, path: Path) -> str:
-        """Digest of the file as it is now, 64 hexadecimal digits."""
+        """Digest of the file in its current state, 64 hexadecimal digits."""
         self.catch_up(path)
         return self._hasher.hexdigest()
 
 
 def mismatch(path: Path, file: RemoteFile, sha256: Sha256 | None = None) -> str | None:
-    """How a file on disk differs from the hub's listing, in size or digest; None if it does not.
+    """How a file on disk differs from the hub's listing, in size or digest. None if it does not.
 
-    `sha256` has seen some of the file already.
+    `sha256` has already processed part of the file.
     """
     if (size := size_bytes(path)) != file.size:
         return f"{size} bytes instead of {file.size}"
@@ -198,13 +202,13 @@ def size_bytes(path: Path) -> int:
 
 
 def trusted_code(pinned: Mapping[str, Json]) -> dict[str, str]:
-    """Name and SHA-256 of the code files of a pinned source."""
+    """Name and SHA-256 of each code file of a pinned source."""
     digests = pinned.get(CODE)
     return {str(name): str(digest) for name, digest in digests.items()} if isinstance(digests, dict) else {}
 
 
 def code_files(names: Iterable[str]) -> list[str]:
-    """The Python files in a repository's own directory, sorted: what transformers may load a model by."""
+    """The Python files in a repository's top directory, sorted: transformers may load the model with them."""
     return sorted(name for name in names if _PYTHON.fullmatch(name))
 
 
@@ -220,7 +224,7 @@ def listed_code(pinned: Mapping[str, Json], named: Mapping[str, RemoteFile], mod
 
 
 def copy_code(pinned: Mapping[str, Json], folder: Path, out: Path, model: str) -> None:
-    """Copy the trusted code files of a pinned source from `folder`. Raises DownloadError for one that is not the trusted one."""
+    """Copy the trusted code files of a pinned source from `folder`. Raises DownloadError if one differs."""
     for name, digest in sorted(trusted_code(pinned).items()):
         source = model_files.find(folder, name)
         if source is None:
@@ -228,17 +232,18 @@ def copy_code(pinned: Mapping[str, Json], folder: Path, out: Path, model: str) -
         wrong = mismatch(source, RemoteFile(name, source.stat().st_size, digest, ""))
         if wrong is not None:
             raise DownloadError(
-                f"{model}: {name} is not the code that is trusted: {wrong}",
+                f"{model}: {name} is not the trusted code: {wrong}",
                 hint="read the file; `pipeline plan` shows its SHA-256 for settings.download.trust_remote_code",
             )
         model_files.copy(source, out / name)
 
 
 def drop_code_references(out: Path) -> None:
-    """Remove `auto_map` from a directory without code: transformers looks for those files even if it does not need them.
+    """Remove `auto_map` from a directory without code: transformers looks for those files even if it does not need
+    them.
 
-    With it, TensorRT-LLM's scripts end with "does not appear to have a file named configuration_phi3.py". Without it,
-    transformers takes the class of its own that `model_type` names.
+    With it, TensorRT-LLM's scripts fail with "does not appear to have a file named configuration_phi3.py". Without it,
+    transformers uses its own class for `model_type`.
     """
     for name in _CONFIGURATIONS:
         path = out / name
@@ -253,5 +258,5 @@ def drop_code_references(out: Path) -> None:
 def _missing(model: str, name: str) -> DownloadError:
     return DownloadError(
         f"{model} has no file {name}, which settings.download.trust_remote_code names",
-        hint="name the files of the revision that the recipe pins",
+        hint="list the files of the revision that the recipe pins",
     )

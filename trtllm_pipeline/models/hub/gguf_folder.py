@@ -1,9 +1,10 @@
 """Converts a GGUF file to a standard Hugging Face directory, without torch.
 
-Tensors get their Hugging Face names and the order of rows that GGUF changes back; the tokenizer is rebuilt from tokens
-and merges. Weights are written as float16: the files are quantized, so every value is a scale of 11 significant bits times
-a few bits, and rounding to 11 bits moves it by at most 2^-11 of itself, which is below 1% of a 4-bit step and 6% of
-an 8-bit one. Llama with a byte-level tokenizer only, which is what packages are known to ship.
+Tensors get their Hugging Face names, and the row order that GGUF changes is restored. The tokenizer is rebuilt from
+tokens and merges. Weights are written as float16: the files are quantized, so every value is a scale of 11 significant
+bits times a few bits, and rounding to 11 bits moves it by at most 2^-11 of itself, which is below 1% of a 4-bit step
+and 6% of an 8-bit one. Only Llama with a byte-level tokenizer is supported, the only kind that packages are known to
+ship.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def write_folder(gguf: Path, out: Path, *, source: Mapping[str, Json]) -> None:
     """Write configuration, weights, tokenizer and provenance into `out`. Raises DownloadError."""
     try:
         reader = _ArrayReader(gguf)
-    except Exception as error:  # what the library raises for a damaged file is not said anywhere
+    except Exception as error:  # the library does not document its exceptions for damaged files
         raise DownloadError(f"{gguf.name} is not a GGUF file: {str(error) or type(error).__name__}") from error
     fields = _metadata(gguf, reader)
     for key, supported in (
@@ -83,7 +84,7 @@ def write_folder(gguf: Path, out: Path, *, source: Mapping[str, Json]) -> None:
 
 
 class _ArrayReader(GGUFReader):
-    """GGUFReader takes a million slices of its memory map to read a vocabulary; of a plain array they cost half."""
+    """GGUFReader takes a million slices of its memory map to read a vocabulary. On a plain array, they cost half."""
 
     @property  # type: ignore[override]
     def data(self) -> NDArray[np.uint8]:
@@ -95,7 +96,7 @@ class _ArrayReader(GGUFReader):
 
 
 def _metadata(gguf: Path, reader: GGUFReader) -> Fields:
-    """The metadata that is used here. Raises DownloadError for text that is not UTF-8 and for lists that are cut short."""
+    """The metadata that is used here. Raises DownloadError for text that is not UTF-8 and for truncated lists."""
     values = {}
     for key, field in reader.fields.items():
         if key.startswith(("general.architecture", "tokenizer.", "llama.")):
@@ -107,7 +108,7 @@ def _metadata(gguf: Path, reader: GGUFReader) -> Fields:
 
 
 def _number(fields: Fields, key: str, default: float | None = None) -> float:
-    """A positive float32 as people write it: 1e-05, not 9.999999747378752e-06."""
+    """A positive float32 in its short form: 1e-05, not 9.999999747378752e-06."""
     return float(str(np.float32(fields.number(key, default, most=_FLOAT32_MAX))))
 
 
@@ -133,7 +134,7 @@ def _tokenizer(fields: Fields) -> Tokenizer:
 
 
 def tokenizer(tokens: list[str], merges: list[tuple[str, str]], types: list[int]) -> Tokenizer:
-    """A byte-level BPE tokenizer with SmolLM's splitting: every digit alone, then GPT-2's words."""
+    """A byte-level BPE tokenizer with SmolLM's splitting: single digits, then GPT-2's words."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     result = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
@@ -188,7 +189,7 @@ def _kv_heads(fields: Fields) -> int:
 
 
 def _token_ids(fields: Fields, suffix: str = "_id", **more: str) -> dict[str, Json]:
-    """The special tokens that the file names, by their Hugging Face names."""
+    """The special tokens in the file, by their Hugging Face names."""
     named = {"bos": "bos", "eos": "eos", "pad": "padding", **more}
     keys = {f"{name}_token{suffix}": f"tokenizer.ggml.{key}_token_id" for name, key in named.items()}
     last = len(fields.texts("tokenizer.ggml.tokens")) - 1
@@ -242,10 +243,10 @@ def _write_weights(path: Path, reader: GGUFReader, fields: Fields) -> None:
 
 
 def _rows(tensor: Any, heads: int | None) -> Iterator[NDArray[np.float32]]:
-    """The tensor's values in pieces of whole rows, in Hugging Face's order."""
+    """The tensor's values in blocks of whole rows, in Hugging Face's order."""
     packed = tensor.data
     if heads is not None:
-        # GGUF pairs the two halves of each head's rows, as rotary embeddings there turn neighbours.
+        # GGUF interleaves the two halves of each head's rows, because its rotary embeddings rotate adjacent values.
         shape = packed.shape
         if len(shape) != 2 or shape[0] % (2 * heads):
             raise DownloadError(
@@ -256,7 +257,7 @@ def _rows(tensor: Any, heads: int | None) -> Iterator[NDArray[np.float32]]:
     step = 4096 if packed.ndim > 1 else len(packed)
     for first in range(0, len(packed), step):
         try:
-            with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found by the caller
+            with np.errstate(over="ignore", invalid="ignore"):  # the caller detects values that are not finite
                 yield dequantize(packed[first : first + step], tensor.tensor_type)
         except NotImplementedError as error:
             raise DownloadError(
@@ -274,7 +275,7 @@ def _heads(name: str, fields: Fields) -> int | None:
 
 
 def _name(gguf_name: str) -> str:
-    """The Hugging Face name of a tensor. Raises DownloadError for one this module does not know."""
+    """The Hugging Face name of a tensor. Raises DownloadError for an unknown tensor."""
     parts = gguf_name.split(".")
     if gguf_name in _TOP_NAMES:
         return _TOP_NAMES[gguf_name]

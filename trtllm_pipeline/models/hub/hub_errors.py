@@ -1,4 +1,4 @@
-"""Errors for the refusals of hubs, and what the user can do about them."""
+"""Errors for refused hub requests, with the user's next step."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from typing import Final, TypeVar
 from trtllm_pipeline.base import DownloadError, FailureClass
 
 CONNECT_TIMEOUT_S: Final = 3.0
-"""A hub that takes longer to answer anything at all counts as unreachable."""
+"""A hub without any response in this time counts as unreachable."""
 BACKOFF_S = 0.5
-"""First wait between tries; doubles up to `MAX_BACKOFF_S`."""
+"""First wait between tries. Doubles up to `MAX_BACKOFF_S`."""
 MAX_BACKOFF_S: Final = 20.0
 TRIES: Final = 6
-"""Attempts without progress before giving up."""
+"""Tries without progress before giving up."""
 
 _Result = TypeVar("_Result")
 
 
 class UnavailableError(DownloadError):
-    """A source that cannot be used here and now: not reached, not installed, without this model. Another may do.
+    """A source that cannot be used here and now: unreachable, not installed, or without this model. Another may work.
 
-    `unreachable` is the name of the hub that gave no answer at all, whatever the model.
+    `unreachable` is the name of a hub that does not respond at all, regardless of the model.
     """
 
     unreachable: str | None = None
 
 
 class OfflineError(UnavailableError):
-    """A source that would have to be asked of a hub, which offline mode forbids."""
+    """A source that requires a hub request, which offline mode forbids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """Names and addresses of one hub for messages."""
+    """Names and addresses of a hub, for messages."""
 
     name: str
     page: str
-    """Address of a model's page, with {model}."""
+    """URL of a model's page, with {model}."""
     files: str
-    """URL of its files, with {revision} too if the hub accepts one."""
+    """URL of its files, also with {revision} if the hub accepts one."""
     log_in: str
     endpoint_variable: str
 
@@ -63,7 +63,7 @@ MODELSCOPE: Final = Hub(
 
 
 def refusal(hub: Hub, model: str, status: int, headers: Mapping[str, str]) -> DownloadError:
-    """The error for an HTTP status of 400 or more. Hugging Face says more in headers of the answer."""
+    """The error for an HTTP status of 400 or more. Hugging Face adds details in response headers."""
     code, message = headers.get("x-error-code", ""), headers.get("x-error-message", "").strip()[:200]
     detail = f": {message}" if message else ""
     if code == "GatedRepo":
@@ -105,7 +105,7 @@ def refusal(hub: Hub, model: str, status: int, headers: Mapping[str, str]) -> Do
             failure=FailureClass.TRANSIENT,
             hint="try again later",
         )
-    return DownloadError(f"{model}: {hub.name} answered HTTP {status}{detail}", failure=FailureClass.BUG)
+    return DownloadError(f"{model}: {hub.name} returned HTTP {status}{detail}", failure=FailureClass.BUG)
 
 
 def unreachable(hub: Hub, model: str, endpoint: str, error: Exception) -> UnavailableError:
@@ -122,7 +122,7 @@ def unreachable(hub: Hub, model: str, endpoint: str, error: Exception) -> Unavai
 def offline(hub: Hub, model: str, *, instead: str = "name a local directory as a source") -> OfflineError:
     """The error for a model that would have to be downloaded in offline mode, with what to do `instead`."""
     return OfflineError(
-        f"{model} is not on this machine, and offline mode forbids asking {hub.name}",
+        f"{model} is not on this machine, and offline mode forbids requests to {hub.name}",
         hint=f"run once without offline mode, or {instead}",
     )
 
@@ -132,13 +132,13 @@ def backoff_s(failures: int) -> float:
     return min(BACKOFF_S * 2.0 ** (failures - 1), MAX_BACKOFF_S)
 
 
-def patiently(ask: Callable[[], _Result]) -> _Result:
-    """Call `ask`, and retry it while it fails for a transient reason."""
+def patiently(request: Callable[[], _Result]) -> _Result:
+    """Call `request`, and retry it while it fails for a transient reason."""
     for failures in range(1, TRIES):
         try:
-            return ask()
+            return request()
         except DownloadError as error:
             if error.failure is not FailureClass.TRANSIENT:
                 raise
             time.sleep(backoff_s(failures))
-    return ask()
+    return request()

@@ -1,6 +1,6 @@
-"""Commits and file listings of Hugging Face, and its local cache through `huggingface_hub`.
+"""Commits and file listings of Hugging Face, and its local cache, through `huggingface_hub`.
 
-HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and the user's cache of downloaded models are respected as in that library.
+HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and the user's cache of downloaded models work as in that library.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 HUB: Final = hub_errors.HUGGING_FACE
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _MOST_BYTES: Final = 64 << 20
-"""Size limit of a response. 100,000 files take 20 MB."""
+"""Size limit of a response. A listing of 100,000 files has 20 MB."""
 _LONGEST_S: Final = 120.0
 _NOT_ACCEPTED: Final = "Invalid credentials in Authorization header"
 
 
 def pin(model: str, revision: str, *, offline: bool) -> str:
-    """The current commit of `revision`; in offline mode that of the user's cache. Raises DownloadError.
+    """The current commit of `revision`, in offline mode the one in the user's cache. Raises DownloadError.
 
-    A gated model that this user may not read raises here already, not only when its files are requested.
+    A gated model that this user may not read already raises here, not only when its files are requested.
     """
     if offline or offline_by_environment():
         folder = cached_folder(model, revision)
@@ -129,7 +129,7 @@ def _answer(model: str, path: str, timeout_s: float) -> bytes:
     with errors_in_words(model):
         validate_repo_id(model)
     url, content, until = f"{endpoint()}/api/models/{model}{path}", bytearray(), time.monotonic() + _LONGEST_S
-    asking = {**headers(), "accept-encoding": "identity"}  # what is compressed may become any size
+    asking = {**headers(), "accept-encoding": "identity"}  # a compressed response can decompress to any size
     try:
         with httpx.stream("GET", url, headers=asking, timeout=timeout_s, follow_redirects=True) as response:
             if (status := response.status_code) >= 400:
@@ -176,12 +176,12 @@ def errors_in_words(model: str) -> Iterator[None]:
 
 
 def endpoint() -> str:
-    """The hub's address, without a slash at its end."""
+    """The hub's address, without a trailing slash."""
     from huggingface_hub import constants
 
     return os.environ.get("HF_ENDPOINT", "").rstrip("/") or constants.ENDPOINT
 
 
 def offline_by_environment() -> bool:
-    """Whether HF_HUB_OFFLINE forbids requests."""
+    """True if HF_HUB_OFFLINE forbids requests."""
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}

@@ -24,7 +24,7 @@ _COPIED_BYTES: Final = 64 << 20
 
 
 def needed_files(folder: Path, model: str, *, form: str = MODEL) -> dict[str, Path]:
-    """The files in `folder` that belong to the model, by name, with their paths. Raises DownloadError."""
+    """The files in `folder` that belong to the model, with their paths by name. Raises DownloadError."""
     if not folder.is_dir():
         raise UnavailableError(f"{model}: directory {folder} does not exist")
     names = model_files.names(folder)
@@ -35,7 +35,7 @@ def needed_files(folder: Path, model: str, *, form: str = MODEL) -> dict[str, Pa
 
 
 def contents(folder: Path, digest: Callable[[Path], str], *, form: str = MODEL) -> dict[str, str]:
-    """Check the model in `folder`, see `check_folder`; the digest of each of its files, by name."""
+    """Check the model in `folder`, see `check_folder`. Returns the digest of each of its files, by name."""
     files = needed_files(folder, folder.name, form=form)
     check_folder(folder, folder.name, form=form)
     return {name: digest(path) for name, path in files.items()}
@@ -58,7 +58,7 @@ def content_digest(digests: Mapping[str, str]) -> str:
 
 
 def take(folder: Path, out: Path, *, progress: Progress, form: str = MODEL) -> None:
-    """Put the model's files into `out`; large files share their bytes with the originals if possible.
+    """Put the model's files into `out`. Large files share their bytes with the originals if possible.
 
     Small files are copied, because people edit them in place. Weights are cloned copy-on-write or, if the file system
     cannot do that, hard linked: rewriting them in place changes both.
@@ -74,7 +74,9 @@ def take(folder: Path, out: Path, *, progress: Progress, form: str = MODEL) -> N
 
 
 def shared_bytes(folder: Path, near: Path) -> int:
-    """Bytes of the files in `folder` that need no further space on the disk of `near` when the model is linked there."""
+    """Bytes of the files in `folder` that need no additional disk space when the model is linked to the disk of
+    `near`.
+    """
     stats = [path.stat() for path in folder.iterdir() if path.is_file()]
     device = near.stat().st_dev
     return sum(stat.st_size for stat in stats if stat.st_size > _COPIED_BYTES and stat.st_dev == device)

@@ -1,4 +1,4 @@
-"""What Hugging Face's API says of a model, in strict types: the answer may be anybody's."""
+"""Hugging Face's API response for a model, in strict types: its content is untrusted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Sibling(_Listed):
 
 
 class ModelInfo(_Listed):
-    """A hub's description of a model. Other keys are left out."""
+    """A hub's description of a model. Other keys are ignored."""
 
     sha: str | None = None
     gated: bool | str = False

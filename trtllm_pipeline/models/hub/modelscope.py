@@ -1,7 +1,7 @@
 """Commits and file listings of ModelScope, through its client.
 
-MODELSCOPE_ENDPOINT and MODELSCOPE_API_TOKEN are respected as in that library. ModelScope names a commit per file, not one
-for the whole repository, and need not keep its branches' history; so a pinned source also holds a digest of the listing.
+MODELSCOPE_ENDPOINT and MODELSCOPE_API_TOKEN work as in that library. ModelScope has a commit per file, not one for the
+whole repository, and need not keep its branches' history. So a pinned source also contains a digest of the listing.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def pin(model: str, revision: str, *, offline: bool) -> tuple[str, str]:
         raise hub_errors.offline(HUB, model)
     api = _api()
     endpoint = str(api.legacy.endpoint)
-    try:  # the client retries for long before it reports an unreachable hub
+    try:  # the client retries for a long time before it reports an unreachable hub
         httpx.head(endpoint, timeout=hub_errors.CONNECT_TIMEOUT_S)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise hub_errors.unreachable(HUB, model, endpoint, error) from error
     entries = _entries(api, model, revision)
     if not _COMMIT.fullmatch(revision):
-        # The newest commit of any entry holds every file as it is now, which the branch need not do tomorrow.
+        # The newest commit of any entry keeps every file in its current state. The branch might change.
         newest = max(entries, key=lambda entry: int(entry.get("CommittedDate") or 0), default={})
         commit = str(newest.get("Revision") or "")
         if _COMMIT.fullmatch(commit):
@@ -50,7 +50,7 @@ def pin(model: str, revision: str, *, offline: bool) -> tuple[str, str]:
 
 
 def listing(model: str, revision: str) -> list[RemoteFile]:
-    """The files of the model's top directory at `revision`, with sizes and digests. Raises DownloadError."""
+    """The files in the model's top directory at `revision`, with sizes and digests. Raises DownloadError."""
     api = _api()
     return _files(api, model, revision, _entries(api, model, revision))
 
@@ -84,12 +84,12 @@ def _entries(api: HubApi, model: str, revision: str) -> list[dict[str, Any]]:
         raise hub_errors.refusal(HUB, model, error.status_code, {"x-error-message": error.message}) from error
     except (HubError, ValueError) as error:
         raise hub_errors.unreachable(HUB, model, str(api.legacy.endpoint), error) from error
-    except (TypeError, AttributeError, KeyError, RecursionError) as error:  # the client does not check what it reads
+    except (TypeError, AttributeError, KeyError, RecursionError) as error:  # the client does not validate the response
         raise _unreadable(model, error) from error
     if not entries:
         raise hub_errors.refusal(HUB, model, 404, {})
     try:
-        # Numbers may be text there.
+        # Numbers may be strings there.
         for entry in entries:
             if int(entry.get("CommittedDate") or 0) < 0 or int(entry.get("Size") or 0) < 0:
                 raise ValueError("a number below 0")
@@ -108,7 +108,7 @@ def _files(api: HubApi, model: str, revision: str, entries: Sequence[Mapping[str
             RemoteFile(
                 str(entry["Path"]),
                 int(entry["Size"]),
-                # Small files have the SHA-1 of their git blob in the field for SHA-256. The length identifies it.
+                # Small files have the SHA-1 of their git blob in the field for SHA-256. Its length reveals it.
                 digest if _DIGEST.fullmatch(digest := str(entry.get("Sha256") or "")) else None,
                 api.legacy.get_download_url(model, "model", str(entry["Path"]), revision),
             )

@@ -1,6 +1,7 @@
 """A model in a Python package: downloaded by the user's pip, verified, and unpacked to a Hugging Face directory.
 
-The download uses the package index that pip is configured for. Nothing is installed and no code of the package runs.
+The download uses the package index that pip is configured for. Nothing is installed, and code in the package is not
+run.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _CHUNK_BYTES: Final = 1 << 20
 _LICENCE: Final = re.compile(r"\.dist-info/(licenses/)?LICEN[SC]E[^/]*$")
 _LOOK_EVERY_S: Final = 0.1
 _STALLED_S: Final = 600.0
-"""pip gives up a silent connection earlier; this limit catches what pip does not notice."""
+"""pip gives up a silent connection earlier. This timeout covers stalls that pip does not notice."""
 
 
 def fetch(source: Mapping[str, Json], out: Path, *, partial: Path, offline: bool, progress: Progress) -> None:
@@ -84,9 +85,9 @@ def _wheel(requirement: str, sha256: str, folder: Path, *, offline: bool, progre
 
 
 def _watched(command: list[str], folder: Path, requirement: str, progress: Progress) -> tuple[int, str]:
-    """Run pip with its temporary files below `folder` and report their size; its exit status and output.
+    """Run pip with its temporary files below `folder` and report their size. Returns its exit status and output.
 
-    Raises DownloadError if nothing has arrived for `_STALLED_S`.
+    Raises DownloadError if nothing was received for `_STALLED_S`.
     """
     with tempfile.TemporaryDirectory(prefix="pip-", dir=folder) as temporary:
         log = Path(temporary, "output")
@@ -116,14 +117,14 @@ def _watched(command: list[str], folder: Path, requirement: str, progress: Progr
 
 
 def _pip(requirement: str) -> list[str]:
-    """The command for pip: that of this interpreter, otherwise the one on PATH, otherwise uv's."""
+    """The pip command: this interpreter's, otherwise the one on PATH, otherwise uv's."""
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
     if pip := shutil.which("pip") or shutil.which("pip3"):
         return [pip]
     if uv := shutil.which("uv"):
         return [uv, "tool", "run", "pip"]
-    raise DownloadError(f"{requirement}: found no pip to download it with", hint=f"{sys.executable} -m ensurepip")
+    raise DownloadError(f"{requirement}: pip was not found", hint=f"{sys.executable} -m ensurepip")
 
 
 def _pip_failed(requirement: str, output: str, *, offline: bool) -> DownloadError:
@@ -135,7 +136,7 @@ def _pip_failed(requirement: str, output: str, *, offline: bool) -> DownloadErro
         )
     if "No space left" in output:
         return DownloadError(f"{requirement}: the disk is full", hint="free some space")
-    # A missing version and an index out of reach end in the same error; the warnings before it differ.
+    # A missing version and an unreachable index end in the same error. The warnings before it differ.
     network = re.search(r"Retrying \(|connection error|timed out", output)
     return DownloadError(
         f"{requirement}: pip could not download it: {last}",
@@ -145,7 +146,7 @@ def _pip_failed(requirement: str, output: str, *, offline: bool) -> DownloadErro
 
 
 def _extract(wheel: Path, member: str, target: Path, out: Path, requirement: str) -> None:
-    """Write one member of the wheel to `target`, and its licence into `out`. No path is taken from the archive."""
+    """Write one member of the wheel to `target`, and its licence into `out`. Paths in the archive are not used."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             names = [name for name in archive.namelist() if name == member or name.endswith(f"/{member}")]

@@ -11,11 +11,11 @@ from trtllm_pipeline.base import Json
 from trtllm_pipeline.models.files.quantization import FILES, QuantizedWeights, quantization
 
 _LONGEST: Final = 1 << 20
-"""Bytes read of a configuration; known ones have some thousand."""
+"""Size limit of a configuration. Known ones have a few thousand bytes."""
 
 
 def quantized(pinned: Mapping[str, Json], *, folder: Path | None, offline: bool) -> QuantizedWeights | None:
-    """How the weights of a pinned source are quantized, and by which file; None for unquantized weights.
+    """The quantization of a pinned source's weights, and the file that states it. None for unquantized weights.
 
     Raises DownloadError if the files cannot be read now.
     """
@@ -25,19 +25,21 @@ def quantized(pinned: Mapping[str, Json], *, folder: Path | None, offline: bool)
 def configuration(
     pinned: Mapping[str, Json], name: str, *, folder: Path | None, offline: bool
 ) -> Mapping[str, Any] | None:
-    """The JSON file `name` of a pinned source. None if it has none. Raises DownloadError if it cannot be read now."""
+    """The JSON file `name` of a pinned source. None if it does not have one. Raises DownloadError if it cannot be read
+    now.
+    """
     return _read(pinned, name, folder=folder, offline=offline)
 
 
 def _read(pinned: Mapping[str, Json], name: str, *, folder: Path | None, offline: bool) -> Mapping[str, Any] | None:
-    """One JSON file of a model; None if it is missing or not an object, which the download reports."""
+    """One JSON file of a model. None if it is missing or not an object, which the download reports."""
     if "local" in pinned:
         path = None if folder is None else folder / name
         text = path.read_bytes()[:_LONGEST] if path is not None and path.is_file() else None
     elif "hugging_face" in pinned or "modelscope" in pinned:
         text = _fetch(pinned, name, offline=offline)
     else:
-        text = None  # out of a package, or generated: our own converter writes it
+        text = None  # from a package or generated: our own converter writes it
     try:
         value = None if text is None else json.loads(text)
     except (ValueError, RecursionError):
@@ -56,7 +58,7 @@ def _fetch(pinned: Mapping[str, Json], name: str, *, offline: bool) -> bytes | N
             return cached.read_bytes()[:_LONGEST]
         if offline or hugging_face.offline_by_environment():
             if hugging_face.cached_folder(model, commit) is not None:
-                return None  # the model is here, and has no such file
+                return None  # the model exists, without this file
             raise hub_errors.offline(hub_errors.HUGGING_FACE, model)
         hub, headers, url = hub_errors.HUGGING_FACE, hugging_face.headers(), hugging_face.file_url(model, commit, name)
     else:

@@ -1,4 +1,6 @@
-"""Downloads a pinned model from Hugging Face or ModelScope: the listing, the small files, then the weights they name."""
+"""Downloads a pinned model from Hugging Face or ModelScope: the listing, the small files, then the weights listed in
+them.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,13 @@ logger = logging.getLogger(__name__)
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _MOST_READ_BYTES: Final = 100_000_000
-"""Size limit of files that are read for a digest before the download. The largest vocabularies have 40 MB."""
+"""Size limit of files that are read for a digest before the download. The largest vocabularies are 40 MB."""
 _WORKERS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Repository:
-    """A pinned model as its hub lists it."""
+    """A pinned model as listed by its hub."""
 
     hub: hub_errors.Hub
     model: str
@@ -82,7 +84,7 @@ def _cached(pinned: Mapping[str, Json], *, offline: bool) -> Path | None:
 
 
 def content(pinned: Mapping[str, Json], *, offline: bool, form: str = MODEL) -> dict[str, str] | None:
-    """See `sources.content_of`. Small files without a SHA-256 on the hub are read, which takes a moment."""
+    """See `sources.content_of`. Small files for which the hub has no SHA-256 are read, which takes a moment."""
     cached = _cached(pinned, offline=offline)
     if cached is not None:
         files = local.needed_files(cached, str(pinned["hugging_face"]), form=form)
@@ -92,7 +94,7 @@ def content(pinned: Mapping[str, Json], *, offline: bool, form: str = MODEL) -> 
         small = [repository.files[name] for name in described(repository.files, form) if not is_licence(name)]
     except DownloadError:
         return None
-    # Small files are in git itself, with another digest. The index also lists the files of weights.
+    # Small files are in git itself, with another digest. The index also lists the weight files.
     with _read(repository, [file for file in small if _listed_sha256(file) is None or file.path == INDEX]) as folder:
         if folder is None:
             return None
@@ -134,7 +136,7 @@ def _listed_sha256(file: RemoteFile) -> str | None:
 
 
 def _cached_digest(path: Path) -> str:
-    """SHA-256 of a file in Hugging Face's cache, where large ones are called by it."""
+    """SHA-256 of a file in Hugging Face's cache, which names large files by it."""
     name = path.resolve().name
     return name if _SHA256.fullmatch(name) else hex_digest(path)
 
@@ -156,7 +158,7 @@ def _transfer(
 
 
 class _Copy:
-    """A repository that may have the same files. Its hub is not asked before another one fails."""
+    """A repository that may have the same files. Its hub is not queried until another one fails."""
 
     def __init__(self, source: Mapping[str, Json]) -> None:
         self._source = source
@@ -184,12 +186,12 @@ class _Copy:
         if listed is None or listed.size != file.size:
             return None
         digests = [(each.digest or "").lower() for each in (listed, file)]
-        # Digests of two kinds say nothing of each other; what arrives is verified in any case.
+        # Digests of different kinds cannot be compared. Received files are verified in any case.
         return None if len(digests[0]) == len(digests[1]) and digests[0] != digests[1] else listed
 
 
 def _pinned_now(source: Mapping[str, Json]) -> Mapping[str, Json]:
-    """A source as a recipe lists it, at its revision of now. Raises DownloadError."""
+    """A source listed in a recipe, at its current revision. Raises DownloadError."""
     if "hugging_face" in source:
         name, revision = str(source["hugging_face"]), str(source.get("revision") or "main")
         return {**source, "revision": hugging_face.pin(name, revision, offline=False)}
@@ -198,8 +200,8 @@ def _pinned_now(source: Mapping[str, Json]) -> Mapping[str, Json]:
 
 
 def _reached(pinned: Mapping[str, Json], copies: Sequence[Mapping[str, Json]]) -> tuple[_Repository, list[_Copy]]:
-    """The pinned repository, or where its hub cannot be asked now or has it no more the first copy; and the copies of it.
-    Raises DownloadError.
+    """The pinned repository, and its copies. If its hub is unreachable now or no longer has it, the first copy takes
+    its place. Raises DownloadError.
     """
     if not copies:
         return hub_errors.patiently(lambda: _repository(pinned)), []
@@ -212,7 +214,7 @@ def _reached(pinned: Mapping[str, Json], copies: Sequence[Mapping[str, Json]]) -
             others = [pinned, *copies[:place], *copies[place + 1 :]]
             with suppress(DownloadError):
                 copied = _repository(_pinned_now(copy))
-                logger.warning("%s; %s (%s) is asked instead", error.message, copied.hub.name, copied.model)
+                logger.warning("%s; using %s (%s) instead", error.message, copied.hub.name, copied.model)
                 return copied, [_Copy(other) for other in others]
     return hub_errors.patiently(lambda: _repository(pinned)), [_Copy(copy) for copy in copies]
 
@@ -229,9 +231,9 @@ def fetch(
     copies: Sequence[Mapping[str, Json]] = (),
     form: str = MODEL,
 ) -> None:
-    """Fill `out`; `kept` has the received files, complete or not. Raises DownloadError.
+    """Fill `out`. `kept` has the received files, complete or not. Raises DownloadError.
 
-    `copies` are repositories on hubs that may have the same files, of which `content` decides.
+    `copies` are repositories on hubs that may have the same files; `content` decides.
     """
     cached = _cached(pinned, offline=offline)
     if cached is not None:
@@ -243,13 +245,13 @@ def fetch(
             _check_names(model, read, content)
             for name, path in read.items():
                 if hex_digest(path) != content[name]:
-                    raise DownloadError(f"{model}: {name} in the cache of Hugging Face is not what was planned")
+                    raise DownloadError(f"{model}: {name} in the cache of Hugging Face is not the planned file")
         return
     repository, others = _reached(pinned, copies if content is not None else ())
     model = repository.model
     files = repository.files
     if content is not None:
-        # The plan decides, not the hub's present list.
+        # The plan decides, not the hub's current listing.
         files = {name: replace(file, digest=content.get(name, file.digest)) for name, file in files.items()}
     elif "listing" in pinned and modelscope.listing_digest([*files.values()]) != pinned["listing"]:
         raise DownloadError(
@@ -274,7 +276,9 @@ def fetch(
 
 
 def _fetch_licences(transfer: Transfer, licences: Iterable[RemoteFile]) -> set[str]:
-    """Fetch licences, which a copy need not have; the names of those that no hub gives now. Raises DownloadError."""
+    """Fetch licences, which copies may lack. Returns the names of those that are unavailable on all hubs. Raises
+    DownloadError.
+    """
     missing = set()
     for file in licences:
         try:
@@ -288,9 +292,9 @@ def _fetch_licences(transfer: Transfer, licences: Iterable[RemoteFile]) -> set[s
 
 
 def _check_names(model: str, names: Iterable[str], content: Mapping[str, str]) -> None:
-    """Raise DownloadError where other files belong to the model than were planned."""
+    """Raise DownloadError if the model's files are not the planned ones."""
     if other := sorted({*names} ^ content.keys()):
         raise DownloadError(
             f"{model} has other files than were planned: {other[0]}",
-            hint="pipeline run --refresh asks the hub again; a lock file has the files of its run",
+            hint="pipeline run --refresh queries the hub again; a lock file has the files of its run",
         )

@@ -1,4 +1,4 @@
-"""Chooses one of a recipe's sources, pins it, and downloads what was pinned.
+"""Chooses one of a recipe's sources, pins it, and downloads the pinned content.
 
 A source, in a recipe:                                              pinned, in a fingerprint:
     {"hugging_face": "org/name", "revision": "main"}                the revision is a commit
@@ -36,7 +36,7 @@ _DEFAULT_REVISION: Final = {"hugging_face": "main", "modelscope": "master"}
 
 
 def kind_of(source: Mapping[str, Json]) -> str:
-    """The kind of a source, of which recipes have checked the form."""
+    """The kind of a source. Recipes have validated its form."""
     return next(kind for kind in KINDS if kind in source)
 
 
@@ -50,13 +50,13 @@ def resolve(
     unreached: dict[str, UnavailableError] | None = None,
     form: str = MODEL,
 ) -> dict[str, Json]:
-    """The first source that can be used now, pinned. The same model at the same state gives the same answer.
+    """The first source that can be used now, pinned. The same state of the model gives the same result.
 
-    `prefer` names a kind to restrict the choice to. A source that is not reached, not installed or does not have the model
-    is passed over with a warning; one that refuses (gated, bad token) is an error, since another source would hide what
-    the user has to do. `digest` gives those of local files, `unreached` by kind the hubs that gave no answer: they are
-    not asked again. A local one is of a `form`, see `files.CONFIGURATION`. Raises DownloadError naming every
-    source and why not.
+    `prefer` restricts the choice to one kind. A source that is unreachable, not installed or without the model is
+    skipped with a warning. One that refuses (gated, bad token) is an error, since another source would hide the action
+    that the user must take. `digest` returns the digests of local files. `unreached` has hubs that did not respond, by
+    kind; they are not queried again. `form` is the form of a local source, see `files.CONFIGURATION`. Raises
+    DownloadError that names every source and the reason.
     """
     candidates = [source for source in sources if prefer in (AUTO, kind_of(source))]
     if not candidates:
@@ -73,7 +73,7 @@ def resolve(
             reasons.append(unreached[kind])
             continue
         try:
-            # A lock file lists the files: any source with them is good, so no hub is queried now.
+            # A lock file lists the files: any source with them will do, so no hub is queried now.
             alone = len(candidates) == 1 or "files" in source
             pinned = _pin(source, offline=offline, base_dir=base_dir, digest=digest, alone=alone, form=form)
         except UnavailableError as error:
@@ -96,22 +96,22 @@ def resolve(
 
 
 def _passed_over(reasons: Sequence[UnavailableError]) -> str:
-    """Why sources were not used, in a line: hubs that give no answer need no more than their names."""
+    """Why sources were not used, in one line. For hubs that do not respond, their names suffice."""
     silent = [reason.unreachable for reason in reasons if reason.unreachable]
     messages = [reason.message for reason in reasons if not reason.unreachable]
     return "; ".join([*([f"{' and '.join(silent)} cannot be reached"] if silent else []), *messages])
 
 
 def unpinned(sources: Sequence[Mapping[str, Json]], *, prefer: str = AUTO) -> dict[str, Json]:
-    """The source that would be tried first, as it is listed; plans made without any hub use it."""
+    """The source that would be tried first, as listed. Used by plans made without hubs."""
     return dict(next(source for source in sources if prefer in (AUTO, kind_of(source))))
 
 
 def content_of(pinned: Mapping[str, Json], *, offline: bool = False, form: str = MODEL) -> dict[str, str] | None:
-    """SHA-256 by name of the files that a stage reads of a pinned hub source: the same on every hub that has the model.
+    """SHA-256 by name of the files that stages read from a pinned hub source: the same on every hub that has the model.
 
-    Without licenses, which no stage reads. None if it is unknown before the download: for a hub without digests, or a
-    model that is incomplete, which the download says. Raises DownloadError when the hub cannot be asked now.
+    Without licenses, which stages do not read. None if it is unknown before the download: for a hub without digests, or
+    an incomplete model, which the download reports. Raises DownloadError if the hub cannot be queried now.
     """
     from trtllm_pipeline.models.hub import snapshot
 
@@ -119,10 +119,11 @@ def content_of(pinned: Mapping[str, Json], *, offline: bool = False, form: str =
 
 
 def code_of(pinned: Mapping[str, Json], *, folder: Path | None, offline: bool = False) -> dict[str, str] | None:
-    """SHA-256 by name of the Python files that come with a model's weights. transformers may load the model with them. Runs none.
+    """SHA-256 by name of the Python files that come with a model's weights, with which transformers may load the model.
+    They are not run.
 
-    `folder` is the directory of a local source. None if they are too large to be read. Raises DownloadError when the hub
-    cannot be asked now.
+    `folder` is the directory of a local source. None if they are too large to be read. Raises DownloadError if the
+    hub cannot be queried now.
     """
     from trtllm_pipeline.models.hub import local, snapshot
 
@@ -130,7 +131,7 @@ def code_of(pinned: Mapping[str, Json], *, folder: Path | None, offline: bool = 
 
 
 def page_of(pinned: Mapping[str, Json], *, folder: Path | None) -> str:
-    """Where people read the files of a pinned source: the page of its hub, or the directory."""
+    """Where to read the files of a pinned source: the page of its hub, or the directory."""
     if folder is not None:
         return str(folder)
     hub, kind = (HUGGING_FACE, "hugging_face") if "hugging_face" in pinned else (MODELSCOPE, "modelscope")
@@ -138,7 +139,7 @@ def page_of(pinned: Mapping[str, Json], *, folder: Path | None) -> str:
 
 
 def local_folder(sources: Sequence[Mapping[str, Json]], base_dir: Path) -> Path | None:
-    """The directory of the first local source that is there: where `fetch` finds what was pinned as {"local": DIGEST}."""
+    """The directory of the first local source that exists, where `fetch` finds the content pinned as {"local": DIGEST}."""
     folders = [base_dir / Path(str(source["local"])).expanduser() for source in sources if "local" in source]
     return next((folder for folder in folders if folder.is_dir()), None)
 
@@ -159,7 +160,7 @@ def _pin(
     if kind == "hugging_face":
         from trtllm_pipeline.models.hub import hugging_face
 
-        # A commit needs no asking, unless the answer decides whether another source is tried.
+        # A commit needs no query, unless the result decides whether another source is tried.
         if not (alone and hugging_face.COMMIT.fullmatch(revision)):
             revision = hugging_face.pin(name, revision, offline=offline)
         return {kind: name, "revision": revision, **known}
@@ -167,7 +168,7 @@ def _pin(
         from trtllm_pipeline.models.hub import modelscope
 
         listing = str(source.get("listing") or "")
-        if not (alone and listing):  # what it names is checked when it is fetched
+        if not (alone and listing):  # its content is checked when it is fetched
             revision, listing = modelscope.pin(name, revision, offline=offline)
         return {kind: name, "revision": revision, "listing": listing, **known}
     if kind == "local":
@@ -194,10 +195,10 @@ def fetch(
 ) -> None:
     """Fill the empty directory `out` with the model of a pinned source, verified.
 
-    Received data stays below `partial` (default: next to `out`) under a name specific to the source if this fails,
-    and is not fetched again. `folder` is the directory of a local source. `content` has the SHA-256 of each file that a stage
-    reads, if known: anything else is refused. Then `copies`, other hubs' sources as a recipe lists them, continue where
-    the hub breaks off. `form` is one of `files.CONFIGURATION`. Raises DownloadError.
+    If this fails, received data stays below `partial` (default: next to `out`) under a name specific to the source, and
+    is not fetched again. `folder` is the directory of a local source. `content` has the SHA-256 of each file that
+    stages read, if known: other content is refused. `copies` are other hubs' sources from a recipe, which continue an
+    interrupted download. `form` is one of `files.CONFIGURATION`. Raises DownloadError.
     """
     from trtllm_pipeline.models.hub.verify import check_folder
 
@@ -241,8 +242,8 @@ def fetch(
 
 
 def kept_bytes(pinned: Mapping[str, Json], partial: Path, folder: Path | None = None) -> int:
-    """Bytes of a pinned source's `fetch` that are on the disk already: left below `partial` by an earlier one, or in the
-    `folder` of a local one.
+    """Bytes of a pinned source that are already on disk for `fetch`: left below `partial` by an earlier one, or in the
+    `folder` of a local source.
     """
     if folder is not None:
         from trtllm_pipeline.models.hub import local

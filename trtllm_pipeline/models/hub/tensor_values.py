@@ -1,7 +1,7 @@
-"""Numbers of tensors in safetensors files, and how bfloat16 is made of them.
+"""Reads values of tensors in safetensors files, and converts to bfloat16.
 
-Format: an unsigned 64-bit little-endian header length, a JSON header {name: {dtype, shape, data_offsets}}, then the data.
-Source: https://github.com/huggingface/safetensors#format
+Format: an unsigned 64-bit little-endian header length, a JSON header {name: {dtype, shape, data_offsets}}, then the
+data. Source: https://github.com/huggingface/safetensors#format
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 # numpy has no bfloat16: such tensors are mapped as 16-bit integers and widened by a shift.
 DTYPES: Final = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-"""Data types that are read, in safetensors' names."""
+"""Supported data types, by their safetensors names."""
 
 
 def read(path: Path, entry: TensorEntry) -> NDArray[np.float32]:
-    """A tensor of one of `DTYPES` as float32, whatever it is stored in."""
-    import numpy as np  # only with the first tensor: what tensors there are is known without it
+    """A tensor with one of `DTYPES`, as float32."""
+    import numpy as np  # only with the first tensor: listing tensors does not need it
 
     raw = np.memmap(path, dtype=DTYPES[entry.dtype], mode="r", offset=entry.begin, shape=entry.shape or (1,))
     if entry.dtype == "BF16":

@@ -1,7 +1,9 @@
-"""Downloads files over HTTP, several at once, resumes broken transfers, elsewhere if need be, and verifies the files.
+"""Downloads files over HTTP, several at once. Resumes interrupted transfers, from another place if necessary, and
+verifies the files.
 
-The hubs' own clients only list the files. They do not download them, because recent releases of huggingface_hub discard a
-partly received file when their process ends, and a shard has gigabytes. Here it is kept as NAME.part until it is complete.
+The hubs' own clients only list the files. They do not download them, because recent releases of huggingface_hub discard
+partly received files when their process ends, and shards have gigabytes. Here they are kept as NAME.part until they are
+complete.
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ from trtllm_pipeline.models.hub.files import Progress, RemoteFile, Sha256, misma
 logger = logging.getLogger(__name__)
 
 _GAIN_BYTES: Final = 1 << 20
-"""A connection that gains this much resets the count of failures."""
+"""A connection that receives this much resets the count of failures."""
 _TRIES_BEFORE_ANOTHER: Final = 2
-"""Consecutive failures after which another place continues, if there is one."""
+"""Consecutive failures after which another place takes over, if there is one."""
 _LONGEST_WAIT_S: Final = 120.0
-"""The attempt fails if the hub asks to wait longer; the next one continues where this one stopped."""
+"""The attempt fails if the hub asks for a longer wait. The next one continues from there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +43,16 @@ class RepositoryCopy:
     hub: hub_errors.Hub
     model: str
     headers: Callable[[], Mapping[str, str]]
-    """Headers of requests to this hub only."""
+    """Headers for requests to this hub only."""
     find: Callable[[RemoteFile], RemoteFile | None]
-    """The same file there. None if it has none, or does not respond."""
+    """The same file there. None if it is missing, or the hub does not respond."""
 
     def __str__(self) -> str:
         return f"{self.hub.name} ({self.model})"
 
 
 class _BrokenOffError(Exception):
-    """A connection that ended early, or a response that asks to retry later."""
+    """A connection that ended early, or a response that asks for a later retry."""
 
     def __init__(self, reason: str, error: DownloadError | None = None, wait_s: float | None = None) -> None:
         super().__init__(reason)
@@ -70,9 +72,9 @@ class Transfer:
         max_workers: int,
         lookup: Callable[[str], Path | None] | None = None,
     ) -> None:
-        """The first of `places` is used. If it breaks off, the others continue, file by file.
+        """The first of `places` is used. If it fails, the others continue, file by file.
 
-        `lookup` finds a file by name in the user's cache; a file that is found and verified is not downloaded.
+        `lookup` finds a file by name in the user's cache. If it is found and verified, it is not downloaded.
         """
         self._places, self._folder = tuple(places), folder
         self._model, self._first = places[0].model, places[0]
@@ -81,7 +83,7 @@ class Transfer:
         self._total = 0
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        # Compressed answers could not be resumed: ranges count the bytes as sent.
+        # Compressed responses could not be resumed: ranges count the bytes as sent.
         self._client = httpx.Client(
             headers={"accept-encoding": "identity"},
             follow_redirects=True,
@@ -123,7 +125,7 @@ class Transfer:
 
     def _fetch_one(self, file: RemoteFile) -> None:
         target = self._folder / file.path
-        if target.exists():  # has its name only since it was verified
+        if target.exists():  # only a verified file has this name
             self._count(file.size)
             return
         cached = self._lookup(file.path) if self._lookup else None
@@ -136,7 +138,7 @@ class Transfer:
         place, remote = self._begin(file)
         refused: set[RepositoryCopy] = set()
         failures = mismatches = 0
-        furthest = size_bytes(part)  # a file that is begun again has gained nothing until it is longer than ever
+        furthest = size_bytes(part)  # a restarted file makes no progress until it is longer than ever before
         while not self._stop.is_set():
             try:
                 if size_bytes(part) != file.size:
@@ -147,7 +149,7 @@ class Transfer:
                     return
                 self._discard(part)
                 mismatches += 1
-                if mismatches == 2:  # once may be a bad partial file; twice is what the hub serves
+                if mismatches == 2:  # the first time may be a bad partial file, the second time is the hub's content
                     raise DownloadError(
                         f"{self._model}: {file.path} from {place.hub.name} failed verification: {wrong}",
                         failure=FailureClass.BUG,
@@ -177,7 +179,7 @@ class Transfer:
                 self._stop.wait(hub_errors.backoff_s(failures) if wait_s is None else wait_s)
 
     def _begin(self, file: RemoteFile) -> tuple[RepositoryCopy, RemoteFile]:
-        """The first place to request a file from: the last one that delivered another of them."""
+        """The first place to request a file from: the last one that delivered another file."""
         place = self._first
         remote = place.find(file)
         return (self._places[0], file) if remote is None else (place, remote)
@@ -185,7 +187,7 @@ class Transfer:
     def _another(
         self, place: RepositoryCopy, file: RemoteFile, refused: Collection[RepositoryCopy]
     ) -> tuple[RepositoryCopy, RemoteFile] | None:
-        """The next place that has the same file. None if there is no other."""
+        """The next place with the same file. None if there is none."""
         after = self._places.index(place) + 1
         for each in (*self._places[after:], *self._places[: after - 1]):
             if each not in refused and (remote := each.find(file)) is not None:
@@ -193,7 +195,7 @@ class Transfer:
         return None
 
     def _receive(self, place: RepositoryCopy, file: RemoteFile, part: Path, sha256: Sha256) -> None:
-        """Append to `part` what one connection delivers, and to `sha256`."""
+        """Append the data from one connection to `part` and to `sha256`."""
         offset = size_bytes(part)
         if offset > file.size:
             self._discard(part)
@@ -216,13 +218,13 @@ class Transfer:
                 self._discard(part)
                 offset = 0
                 if status == 206:
-                    raise _BrokenOffError("another range than asked for")
+                    raise _BrokenOffError("another range than requested")
             sha256.catch_up(part)
             with part.open("ab") as sink:
                 for chunk in response.iter_bytes():
                     offset += len(chunk)
                     if offset > file.size:
-                        break  # never more on the disk than announced
+                        break  # never store more than announced
                     sink.write(chunk)
                     sha256.update(chunk)
                     self._count(len(chunk))
@@ -245,7 +247,7 @@ class Transfer:
 
 
 def _retry_after_s(value: str | None) -> float | None:
-    """Seconds of a Retry-After header, which has seconds or a date; None if it has neither."""
+    """Seconds in a Retry-After header, which has seconds or a date. None if it has neither."""
     if not value:
         return None
     try:

@@ -28,9 +28,10 @@ _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.
 
 
 def check_folder(folder: Path, model: str, *, form: str = MODEL) -> None:
-    """Check a model's directory: configuration, tokenizer, every safetensors header, the index against the shards.
+    """Check a model's directory: configuration, tokenizer, all safetensors headers, and the index against the shards.
 
-    `form` is one of `files.CONFIGURATION`: only a model, or what goes before its weights, needs a tokenizer. Raises DownloadError that names the first invalid file.
+    `form` is one of `files.CONFIGURATION`. Only a model, with or without its weights, needs a tokenizer. Raises
+    DownloadError that names the first invalid file.
     """
     present = model_files.names(folder)
     small = described(present, form)
@@ -76,14 +77,14 @@ class Shard:
     """The header of a safetensors file."""
 
     path: Path
-    """Links followed."""
+    """Path with links resolved."""
     tensors: Mapping[str, TensorEntry]
 
 
 def tensors(folder: Path, name: str) -> Shard:
     """The tensors of a safetensors file in a model's directory, checked against the file's length.
 
-    Raises DownloadError when the file is not there, its header cannot be read, or the tensors do not fill it exactly.
+    Raises DownloadError if the file is missing, its header cannot be read, or the tensors do not fill it exactly.
     """
     path = model_files.find(folder, name)
     if path is None:
@@ -119,7 +120,7 @@ def tensors(folder: Path, name: str) -> Shard:
 
 
 def _tensor(name: str, entry: object, data: int) -> TensorEntry:
-    """An entry of a header. `data` is the offset of the tensors' bytes. Raises ValueError for another form."""
+    """One header entry. `data` is the offset of the tensors' bytes. Raises ValueError for an invalid entry."""
     given: Mapping[str, Any] = entry if isinstance(entry, dict) else {}
     dtype, shape, place = (given.get(key) for key in ("dtype", "shape", "data_offsets"))
     whole = [

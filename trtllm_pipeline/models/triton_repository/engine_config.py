@@ -1,4 +1,4 @@
-"""The config.json of an engine directory, read in one place: by the linter, before a launch, and before requests are sent."""
+"""Reads the config.json of an engine directory, for the linter, before a launch, and before requests are sent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MODES: Final = {
 
 
 def speculation_of(build: Fields) -> str | None:
-    """How an engine drafts tokens by its `build_config`, as trtllm-build calls that; None for not at all."""
+    """How an engine drafts tokens according to its `build_config`, by trtllm-build's name. None if it does not."""
     value = str(build.values.get("speculative_decoding_mode", 1))
     return None if value in {"0", "1", "NONE", "None"} else _MODES.get(value, value.lower())
 
@@ -33,14 +33,14 @@ class EngineError(ServerError):
 
 
 _OFF = (None, False, "disable")
-"""How files say that a plugin is not there."""
+"""Values for a disabled plugin."""
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine directory as its config.json describes it. None for values that the file lacks.
+    """An engine directory as described by its config.json. None for values that the file lacks.
 
-    The embedded toolchain's engines and directories of weights have fewer of the fields.
+    Engines of the embedded toolchain and directories of weights have fewer of the fields.
     """
 
     folder: Path
@@ -49,7 +49,7 @@ class Engine:
     world_size: int = 1
     """Number of ranks."""
     parallel_size: int = 1
-    """tp_size * pp_size * cp_size, which `world_size` has to be."""
+    """tp_size * pp_size * cp_size, which must equal `world_size`."""
     dtype: str | None = None
     logits_dtype: str | None = None
     max_batch_size: int | None = None
@@ -58,18 +58,18 @@ class Engine:
     tokens_per_block: int | None = None
     max_input_len: int | None = None
     max_seq_len: int | None = None
-    """Tokens of prompt and answer together, without the room that trtllm-build adds for drafted ones."""
+    """Tokens of prompt and output together, without the extra length that trtllm-build adds for draft tokens."""
     speculation: str | None = None
-    """How it drafts tokens, as trtllm-build calls that; None for not at all."""
+    """How it drafts tokens, by trtllm-build's name. None if it does not."""
     max_draft_len: int = 0
     """Tokens drafted at a time."""
     paged_kv_cache: bool | None = None
     paged_context_fmha: bool | None = None
     max_lora_rank: int | None = None
-    """Largest rank of its LoRA adapters. None if it takes none."""
+    """Largest rank of its LoRA adapters. None if it does not accept any."""
     lora_target_modules: tuple[str, ...] = ()
     lora_dirs: tuple[str, ...] = ()
-    """Directories of adapters that it holds itself."""
+    """Directories of its built-in adapters."""
 
     @classmethod
     def read(cls, folder: Path, *, max_seq_len: int | None = None) -> Engine:
@@ -88,7 +88,7 @@ class Engine:
 
     @classmethod
     def of_trtllm_build(cls, folder: Path) -> Engine:
-        """The same, for a directory that `trtllm-build` wrote. Raises EngineError for any other."""
+        """The same, for a directory written by `trtllm-build`. Raises EngineError for any other."""
         engine = cls.read(folder)
         if not {"pretrained_config", "build_config"} <= Fields.read(folder, "config.json").values.keys():
             raise EngineError(
@@ -109,7 +109,7 @@ class Engine:
         if longest is not None:
             # Builder: "Increasing max_seq_len by max_draft_len", and for EAGLE by its layers.
             longest -= drafted + (model.integer("num_eagle_layers", 0) if mode == "eagle" else 0)
-        answer = build.optional_integer("max_output_len")  # what releases up to 0.10 write
+        answer = build.optional_integer("max_output_len")  # written by releases up to 0.10
         if longest is None and max_input_len is not None and answer is not None:
             longest = max_input_len + answer
         version, paged = config.values.get("version"), plugins.values.get("paged_kv_cache")
@@ -141,12 +141,12 @@ class Engine:
 
     @property
     def logits_type(self) -> str | None:
-        """Triton's word for the data type of its logits."""
+        """Triton's name for the data type of its logits."""
         return FLOAT_TYPES.get(self.logits_dtype or "")
 
     @property
     def rank_files(self) -> tuple[Path, ...]:
-        """The engine files that must be there, one for each rank."""
+        """The required engine files, one for each rank."""
         return tuple(self.folder / f"rank{rank}.engine" for rank in range(self.world_size))
 
     def longest_prompt(self, output_tokens: int) -> int | None:
@@ -155,7 +155,9 @@ class Engine:
         return min((limit for limit in known if limit is not None), default=None)
 
     def check_lengths(self, requests: Iterable[tuple[str, int, int]]) -> None:
-        """Raise StageError if any (id, input tokens, output tokens) exceeds the engine's limits, naming the worst one."""
+        """Raise StageError if any (id, input tokens, output tokens) exceeds the engine's limits. The message names the
+        longest.
+        """
         too_long = [
             (over, id_, tokens, output, limit, name)
             for id_, tokens, output in requests
@@ -169,7 +171,7 @@ class Engine:
             _, id_, tokens, output, limit, name = max(too_long)
             raise StageError(
                 f"{len({item[1] for item in too_long})} prompts do not fit the engine; the longest, {id_!r}, has "
-                f"{tokens} tokens and asks for {output} more, and the engine's {name} is {limit}",
+                f"{tokens} tokens and requests {output} more, and the engine's {name} is {limit}",
                 failure=FailureClass.INFEASIBLE,
-                hint="shorten the prompts, ask for fewer tokens, or build for longer lengths",
+                hint="shorten the prompts, request fewer tokens, or build for longer lengths",
             )

@@ -1,4 +1,4 @@
-"""Triton's `config.pbtxt`: read with line numbers, placeholders found and filled, written as protobuf text."""
+"""Triton's `config.pbtxt`: parsed with line numbers, placeholders found and filled, written as protobuf text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from trtllm_pipeline.base import ServerError
 
 if TYPE_CHECKING:
-    ModelConfig = Any  # the message class is made at run time, type checkers see nothing of it
+    ModelConfig = Any  # the message class is created at run time, so type checkers do not know it
 
 FILE_NAME: Final = "config.pbtxt"
 FaultKind = Literal["syntax", "field", "enum", "value"]
@@ -30,11 +30,11 @@ _KINDS: Final[tuple[tuple[str, FaultKind], ...]] = (
 
 
 FLOAT_TYPES: Final = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "bfloat16": "TYPE_BF16"}
-"""TensorRT-LLM's word for a data type -> Triton's."""
+"""TensorRT-LLM's name for a data type -> Triton's."""
 
 
 class ModelConfigError(ServerError):
-    """A text is not a valid ModelConfig. `line` counts from 1; `kind` is the kind of fault: names, values or syntax."""
+    """The text is not a valid ModelConfig. `line` counts from 1. `kind` is the kind of fault: names, values or syntax."""
 
     def __init__(self, message: str, *, source: str, line: int | None, kind: FaultKind) -> None:
         super().__init__(f"{source}{'' if line is None else f':{line}'}: {message}")
@@ -45,18 +45,18 @@ class ModelConfigError(ServerError):
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """One `${name}` of a text, outside comments."""
+    """One `${name}` in a text, outside comments."""
 
     name: str
     line: int
     quoted: bool
-    """Used inside a string if the text parses without a value. A bare one is a number or an enum value."""
+    """True if it is inside a string, in a text that parses without a value. A bare one is a number or an enum value."""
 
 
 def parse(text: str, *, source: str = FILE_NAME, allow_unknown: bool = False) -> ModelConfig:
-    """The ModelConfig message of a text. Raises ModelConfigError with the line, `source` being the text's name.
+    """The ModelConfig message in a text. Raises ModelConfigError with the line; `source` is the text's name.
 
-    With `allow_unknown`, fields of other Triton versions are left out.
+    With `allow_unknown`, fields of other Triton versions are ignored.
     """
     from google.protobuf import text_format
 
@@ -77,14 +77,14 @@ def read(path: Path, *, allow_unknown: bool = False) -> ModelConfig:
 
 
 def to_text(config: ModelConfig, *, as_utf8: bool = True) -> str:
-    """`config` as protobuf text that `parse` takes back, letters beyond ASCII escaped unless `as_utf8`."""
+    """`config` as protobuf text for `parse`, with non-ASCII letters escaped unless `as_utf8`."""
     from google.protobuf import text_format
 
     return str(text_format.MessageToString(config, as_utf8=as_utf8))
 
 
 def data_type_name(number: int) -> str:
-    """The word of a tensor's `data_type`, such as TYPE_FP16."""
+    """The name of a tensor's `data_type`, such as TYPE_FP16."""
     from trtllm_pipeline.models.triton_repository.triton_messages import model_config_pb2
 
     return str(model_config_pb2.DataType.Name(number))
@@ -103,7 +103,7 @@ def string_parameters(config: ModelConfig) -> dict[str, str]:
 
 
 def placeholders(text: str) -> Iterator[Placeholder]:
-    """Every `${name}` of `text` outside comments, in order."""
+    """All `${name}` in `text` outside comments, in order."""
     for part in _PARTS.finditer(text):
         line = text.count("\n", 0, part.start()) + 1
         if part["bare"] is not None:
@@ -113,7 +113,7 @@ def placeholders(text: str) -> Iterator[Placeholder]:
 
 
 def substitute(text: str, value: Callable[[Placeholder], str]) -> str:
-    """`text` without comments, each placeholder replaced by `value` of it; inside strings whatever needs it is escaped."""
+    """`text` without comments. `value` replaces each placeholder, escaped as needed inside strings."""
     names = placeholders(text)
 
     def part(match: re.Match[str]) -> str:
@@ -127,7 +127,7 @@ def substitute(text: str, value: Callable[[Placeholder], str]) -> str:
 
 
 def escaped(value: str) -> str:
-    """`value` escaped for a string in protobuf text."""
+    """`value` escaped for a protobuf string."""
     from google.protobuf import text_encoding
 
     return str(text_encoding.CEscape(value.encode(), as_utf8=False))

@@ -1,7 +1,7 @@
-"""The directories of a workspace that a repository refers to: which they are, and whether they exist after it was moved.
+"""Finds the workspace directories that a repository refers to, and checks whether they still exist after a move.
 
-Engines and weights stay in the workspace's `store/`, so repositories contain their absolute paths. No other artifact does,
-and a repository is written again in a second.
+Engines and weights stay in the workspace's `store/`, so repositories contain their absolute paths. No other artifact
+does, and a repository can be rewritten in a second.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _STAGE: Final = "repository"
 
 
 def check(repository: Path, command: Sequence[str] = ()) -> None:
-    """Raise ServerError if `repository`, or the `command` in it, refers to a directory of a workspace that does not exist.
+    """Raise ServerError if `repository`, or its `command`, refers to a workspace directory that does not exist.
 
     Other paths are left to the server, which reports missing files itself.
     """
@@ -34,7 +34,7 @@ def check(repository: Path, command: Sequence[str] = ()) -> None:
 
 
 def folders(repository: Path, command: Sequence[str] = ()) -> tuple[Path, ...]:
-    """The directories that are there, in whatever workspace, of those that `repository` or the `command` in it refers to."""
+    """The existing workspace directories that `repository` or its `command` refers to."""
     return tuple(Path(text) for text in _of_workspaces(repository, command) if os.path.isdir(text))
 
 
@@ -45,7 +45,7 @@ def _of_workspaces(repository: Path, command: Sequence[str]) -> Iterator[str]:
 
 
 def _way_on(repository: Path) -> str:
-    """How to write the repository again; those of a workspace are in store/repository/FINGERPRINT/out."""
+    """How to rewrite the repository. Those in a workspace are in store/repository/FINGERPRINT/out."""
     of_stage = next((each for each in repository.parents if (each.parent.name, each.name) == (_STORE, _STAGE)), None)
     if of_stage is None:
         return "write it again with `pipeline stage repository`, from the current directory of the engine or model"
@@ -53,13 +53,13 @@ def _way_on(repository: Path) -> str:
 
 
 def _settings(repository: Path) -> Iterator[str]:
-    """The string parameters of every config.pbtxt, and the texts of every model.yaml."""
+    """The string parameters of every config.pbtxt, and the text of every model.yaml."""
     for path in sorted(repository.glob(f"*/{model_config.FILE_NAME}")):
         try:
             if f"/{_STORE}/" in path.read_text(encoding="utf-8"):
                 yield from model_config.string_parameters(model_config.read(path)).values()
         except (OSError, ValueError, model_config.ModelConfigError):
-            continue  # the server says what is wrong with it
+            continue  # the server reports the fault
     for path in sorted(repository.glob("*/*/model.yaml")):
         try:
             settings = user_files.decode_yaml(path.read_bytes())

@@ -1,6 +1,6 @@
-"""Triton's protobuf messages as tritonclient has them, without its clients, which import grpc, numpy and ml_dtypes: 0.1 s.
+"""Triton's protobuf messages from tritonclient, without its clients, which import grpc, numpy and ml_dtypes: 0.1 s.
 
-The package around them is set aside while they are imported. Later imports get all of it, with these messages.
+The enclosing package is hidden while they are imported. Later imports get the whole package, with these messages.
 """
 
 from __future__ import annotations

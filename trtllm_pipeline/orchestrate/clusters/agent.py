@@ -3,7 +3,7 @@
 It runs the attempt's job like the local executor: with leases of its node, with limits, and with a guardian that ends all
 processes when this one ends. A service's agent also runs the measurements inside the service.
 
-Its orders and answers are two files in the directory `ATTEMPT.cluster`, on the file system that all nodes share:
+Its orders and answers are two files in the directory `ATTEMPT.cluster`, on a file system shared by all nodes:
 
     orders.json    {"jobs": [FOLDER, ...], "stop": {ID: GRACE_S}, "beat": N}        by the pipeline
     answers.json   {"host", "system", "ready": [ID, ...], "ended": {ID: {"failed", "usage"}}}     by this program
@@ -107,7 +107,7 @@ class _NodeAttempt:
 
     @property
     def _alone(self) -> bool:
-        """Whether the pipeline is gone and this service is not needed any more."""
+        """True if the pipeline is gone and this service is not needed anymore."""
         return self.job.scope is Scope.SERVICE and time.monotonic() - self.heard_s > SILENCE_S
 
     def _obey(self, claims: Sequence[Claim]) -> None:
@@ -146,12 +146,14 @@ class _NodeAttempt:
 
 
 def folder_of(attempt: Path) -> Path:
-    """Return the directory of an attempt's orders and answers. It is outside the attempt and so not part of its result."""
+    """Return the directory of an attempt's orders and answers. It is outside the attempt, so it is not part of its
+    result.
+    """
     return attempt.with_name(f"{attempt.name}{CLUSTER}")
 
 
 def run(attempt: Path) -> None:
-    """Run an attempt to its end. Its answers have the outcome."""
+    """Run an attempt to its end. Its answers contain the outcome."""
     _NodeAttempt(attempt, read_job(attempt / JOB)).run()
 
 
@@ -165,7 +167,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def exit_code(run: Callable[[], None]) -> int:
-    """Return the exit code of an agent that does `run`: 0, or `os.EX_TEMPFAIL` and a reason on stderr if its node or URL fails."""
+    """Return the exit code of an agent that calls `run`: 0, or `os.EX_TEMPFAIL` and a reason on stderr if its node or
+    URL fails.
+    """
     try:
         run()
     except (PipelineError, OSError) as error:
@@ -186,7 +190,7 @@ def prepare() -> None:
     """Set up this process as an agent: signals end all its processes, and it does not act as part of a batch job."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
-        sys.exit(128 + number)  # which ends all processes started here
+        sys.exit(128 + number)  # it ends all processes started here
 
     terminal.clean_streams()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -39,7 +39,7 @@ _CANCEL_S: Final = 15.0
 """Extra time after the grace before the cluster ends an agent that has not stopped its job."""
 _CLOSE_S: Final = 60.0
 _ANSWER_S: Final = 60.0
-"""Wait for the last answer of an agent that has ended: network file systems cache reads."""
+"""Timeout for the last answer of an agent that has ended: network file systems cache reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,8 @@ class ClusterNode:
 
 
 def chosen(nodes: Iterable[ClusterNode], accelerators: Sequence[str]) -> list[ClusterNode]:
-    """Return the nodes with CPUs and one of these accelerator types, in their order; without types, all nodes of the only type.
+    """Return the nodes with CPUs and one of these accelerator types, in their order; without types, all nodes of the
+    only type.
 
     Raises UsageError if there are several types and none is given, or no such node.
     """
@@ -115,7 +116,9 @@ class KnownNodes:
 
 
 def in_common(machine: Machine, nodes: Sequence[ClusterNode]) -> Machine:
-    """Return the common part of `nodes`: the software of `machine`, which is one of them, and the CPUs and GPUs that each has."""
+    """Return the common part of `nodes`: the software of `machine`, which is one of them, and the minimum of CPUs and
+    GPUs.
+    """
     gpus = min(node.gpus for node in nodes) if machine.gpus else 0
     return replace(
         machine,
@@ -155,7 +158,7 @@ class Cluster(Protocol):
         """Return tickets that have ended since the last call, after at most `timeout_s`, with the errors of lost agents."""
 
     def changes(self) -> Sequence[NodeGone | NodeCame]:
-        """Return nodes that have gone and come since the last call. It is called often and checks only at intervals."""
+        """Return nodes that have gone and come since the last call. Called often; it checks only at intervals."""
 
     def left(self, attempt: Path) -> str | None:
         """Return the ticket of an earlier invocation's agent for `attempt`, if it is queued or running; else None."""
@@ -221,7 +224,8 @@ class ClusterExecutor(Executor):
         self._beat_s = time.monotonic()
 
     def adopt(self, attempt: Path) -> bool:
-        """Return whether an earlier invocation's agent builds, or built, the artifact of `attempt`. `submit` then starts none.
+        """Return True if an earlier invocation's agent builds, or built, the artifact of `attempt`. `submit` then
+        starts none.
 
         A service's agent of an earlier invocation is ended.
         """
@@ -240,7 +244,7 @@ class ClusterExecutor(Executor):
         return False
 
     def submit(self, job: Job, claims: Sequence[int]) -> None:
-        """Start a job on a node or here. `claims` are only inherited here; on a node, the agent takes leases."""
+        """Start a job on a node or here. `claims` are only inherited here. On a node, the agent takes leases."""
         if not job.node:
             super().submit(job, claims)
             return

@@ -1,4 +1,5 @@
-"""Files exchanged between the pipeline and nodes that do not share its workspace, at an fsspec URL (`settings.cluster.exchange`).
+"""Files exchanged between the pipeline and nodes that do not share its workspace, at an fsspec URL
+(`settings.cluster.exchange`).
 
     URL/artifacts/DIGEST/            an input artifact of a job, by the BLAKE3 of its manifest, which is sent last
     URL/parcels/NAME/parcel.json     a job, and its input artifacts and files
@@ -130,7 +131,7 @@ class _Mail:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Return whether a retry may succeed: the URL does not respond, or a disk fails."""
+    """Return True if a retry may succeed: the URL does not respond, or a disk fails."""
     return isinstance(error, (RemoteError, OSError)) and not isinstance(error, NotTransferableError)
 
 
@@ -175,7 +176,7 @@ class Exchange:
         return (sys.executable, "-m", __name__, self._url, self._mail[attempt].name)
 
     def is_copying(self, attempt: Path, since_s: float) -> bool:
-        """Return whether answers of an agent from before `since_s` may still be in transit."""
+        """Return True if answers of an agent from before `since_s` may still be in transit."""
         return self._mail[attempt].copied_s < since_s
 
     def drop(self, attempt: Path) -> None:
@@ -330,7 +331,7 @@ class _Node:
     claimed: dict[Path, Claim] = field(default_factory=dict)
     """Claimed attempts on this node. Other agents do not remove them while this one lives."""
     ending: bool = False
-    """Whether the agent was stopped because its inputs are missing."""
+    """True if the agent was stopped because its inputs are missing."""
 
     def run(self) -> None:
         """Run the agent and send its answers."""

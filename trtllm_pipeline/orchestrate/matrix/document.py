@@ -1,11 +1,12 @@
-"""YAML and JSON files as plain data with the line of every value: read, changed by `--set`, and checked against a model.
+"""YAML and JSON files as plain data with the line of every value: read, changed by `--set`, and checked against a
+model.
 
-All faults are reported at once, each with file, line, key and the nearest known name. Values that can be written in several ways
-have one canonical spelling.
+All faults are reported at once, each with file, line, key and the nearest known name. Values that can be written in
+several ways have one canonical spelling.
 
-The schema is YAML 1.2's core schema, so `no`, `on`, `1:30` and dates are text and `1e-3` is a number. Constructs that are
-often misread or that may do harm are errors: repeated keys, numbers with leading zeros, tags, merge keys, several
-documents, infinities, and files beyond the limits below. A file may come from a stranger, and a few aliases of aliases can
+The schema is YAML 1.2's core schema, so `no`, `on`, `1:30` and dates are text and `1e-3` is a number. Constructs that
+are often misread or may be harmful are errors: repeated keys, numbers with leading zeros, tags, merge keys, several
+documents, infinities, and files beyond the limits below. Files may be untrusted, and a few aliases of aliases can
 expand to billions of values. JSON is read by the same rules.
 """
 
@@ -94,7 +95,8 @@ _MOST_SHOWN: Final = 8
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'X'?` for the most similar of `known`, or the list of known names, or an empty text if there are many.
+    """`; did you mean 'X'?` for the most similar of `known`, or the list of known names, or an empty text if there are
+    many.
 
     A prefix of several names, such as `qwen` of `qwen2` and `qwen3`, may mean any of them.
     """

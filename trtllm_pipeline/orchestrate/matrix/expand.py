@@ -1,8 +1,8 @@
 """Expands a loaded matrix to cells and selects cells: product of the axes without `exclude`, plus `add`, with `override`.
 
-A cell's id consists of its values only, so other cells never change it: `qwen2-7b/fp8/tp4pp1/bs8/isl2048-osl1024`, then the
-toolchain and the type of GPU if these are axes, then `key=value` for each axis over a setting. Cells that cannot work are
-kept with their reason.
+A cell's id consists of its values only, so other cells never change it: `qwen2-7b/fp8/tp4pp1/bs8/isl2048-osl1024`, then
+the toolchain and the type of GPU if these are axes, then `key=value` for each axis over a setting. Cells that cannot
+work are kept with their reason.
 """
 
 from __future__ import annotations
@@ -98,10 +98,10 @@ def expand(
 ) -> tuple[Cell, ...]:
     """The cells of a matrix: the product in the order of the axes, then the added cells.
 
-    `default_toolchain` is the toolchain for `auto` or without a toolchain axis. `release` is the machine's TensorRT-LLM. If the
-    axis has no other toolchain, `instead` gives one for cells whose model, precision or parallelism the default one lacks.
-    Recipes and equal settings are shared between cells. Raises MatrixError with all faults: rules that match nothing,
-    duplicate values and cells, too many cells or none.
+    `default_toolchain` is the toolchain for `auto` or without a toolchain axis. `release` is the machine's
+    TensorRT-LLM. If the axis has no other toolchain, `instead` gives one for cells whose model, precision or
+    parallelism the default one lacks. Recipes and equal settings are shared between cells. Raises MatrixError with all
+    faults: rules that match nothing, duplicate values and cells, too many cells or none.
     """
     return tuple(_cells(_Grid(loaded, default_toolchain, release), instead))
 
@@ -117,8 +117,9 @@ def with_control(
 ) -> tuple[Cell, ...]:
     """`cells`, and a control: the first cell that is measured alongside others, again, alone on the machine.
 
-    The control stays on the same number of CPUs. The difference between the two measurements is the influence of the others.
-    There is no control if the `gpus` do not suffice for measurements side by side. Infeasible cells do not count.
+    The control stays on the same number of CPUs. The difference between the two measurements is the influence of the
+    others. There is no control if the `gpus` do not suffice for measurements side by side. Infeasible cells do not
+    count.
     """
     beside = [
         cell
@@ -138,8 +139,8 @@ def with_control(
 def written_out(loaded: LoadedMatrix, *, default_toolchain: str, release: str | None = None) -> dict[str, Any]:
     """The matrix as data with the command line's changes. A file with this data has the same cells on any machine.
 
-    Local directories have the names of their recipes. Rules that no longer match anything, because the command line changed an
-    axis, are left out. Raises MatrixError like `expand`.
+    Local directories have the names of their recipes. Rules that no longer match anything, because the command line
+    changed an axis, are left out. Raises MatrixError like `expand`.
     """
     grid = _Grid(loaded, default_toolchain, release)
     data: dict[str, Any] = deepcopy({**loaded.written})
@@ -190,10 +191,10 @@ _AnyCell = TypeVar("_AnyCell", bound=_WithId)
 def select(cells: Sequence[_AnyCell], patterns: Sequence[str]) -> tuple[_AnyCell, ...]:
     """Cells that match any pattern and no `!pattern`. Without a plain pattern, all cells that match no `!pattern`.
 
-    A pattern is matched with an id segment by segment, `*`, `?` and `[...]` as in a shell. It may end early and then matches
-    everything below: `qwen2*/fp8` and `qwen2*/fp8/*` are the same. A pattern without a wildcard that matches nothing this way
-    may be a part of ids, or some of their segments in order, as in tables: `fp8/bs4`. Raises UsageError with a suggestion for
-    a pattern that matches nothing, and if no cell is left.
+    A pattern is matched with an id segment by segment, `*`, `?` and `[...]` as in a shell. It may end early and then
+    matches everything below: `qwen2*/fp8` and `qwen2*/fp8/*` are the same. A pattern without a wildcard that matches
+    nothing this way may be a part of ids, or some of their segments in order, as in tables: `fp8/bs4`. Raises
+    UsageError with a suggestion for a pattern that matches nothing, and if no cell is left.
     """
     if not patterns:
         return tuple(cells)
@@ -454,8 +455,8 @@ class _Grid:
 
 
 def _is_release(release: str | None, specifiers: str) -> bool:
-    """True if the release satisfies the specifiers. A release candidate counts as its final release, unless the specifiers name a
-    candidate. By PEP 440, 1.3.0rc3 is neither "<1.3" nor ">=1.3", and neither settings would apply.
+    """True if the release satisfies the specifiers. A release candidate counts as its final release, unless the
+    specifiers name a candidate. By PEP 440, 1.3.0rc3 is neither "<1.3" nor ">=1.3", and neither settings would apply.
     """
     from packaging.specifiers import SpecifierSet
     from packaging.version import Version

@@ -360,7 +360,7 @@ class Recipe(Strict):
     interleave_moe_layer_step: Positive | None = None
     """Every Nth layer has experts. Default: all layers after `first_k_dense_replace`."""
     expert_layers: Positive | None = None
-    """Layers with experts, if the two numbers before do not say."""
+    """Layers with experts, if the two numbers before do not determine them."""
     attention_layers: Positive | None = None
     """(hybrid models) Layers with attention, which have a KV cache. Default: all."""
     recurrent: RecurrentLayers | None = None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _ON_HUB = re.compile(r"([A-Za-z0-9][\w.-]*/([\w.-]+))(?:@([A-Za-z0-9][\w./-]*))?")
 """ORGANIZATION/NAME[@REVISION] on the Hugging Face Hub."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-# Keys that config.json and recipes have in common.
+# Keys in both config.json and recipes.
 _SAME_NAME: Final = (
     "num_hidden_layers",
     "num_attention_heads",
@@ -78,8 +78,8 @@ def list_recipes(directory: Path) -> dict[str, Path]:
 def find_recipe(name: str, directory: Path, *, but: Path | None = None) -> Path:
     """File of a recipe: `recipes/NAME.yaml` or `NAME.yaml` in `directory`, or the shipped one.
 
-    A matrix in the same directory may have a recipe's name, so `but` and files with axes are skipped. Raises UsageError with
-    the nearest name.
+    A matrix in the same directory may have a recipe's name, so `but` and files with axes are skipped. Raises UsageError
+    with the nearest name.
     """
     if _NAME.fullmatch(name):
         for folder in (directory / "recipes", directory):
@@ -132,8 +132,8 @@ def is_recipe_name(model: str) -> bool:
 def recipe_document(model: str, matrix: Path, *, offline: bool) -> tuple[Document, Path | None]:
     """The recipe of a value of the model axis, and its file if it is a recipe.
 
-    A local directory, and a model on the hub without a recipe, get one from their config.json. Raises UsageError, MatrixError,
-    DownloadError.
+    A local directory, and a model on the hub without a recipe, get one from their config.json. Raises UsageError,
+    MatrixError, DownloadError.
     """
     base = matrix.parent
     if is_folder(model, base):
@@ -208,7 +208,8 @@ def _recipe_of_config(
 def numbers_of(model: str, config: Mapping[str, Json] | None, directory: Path) -> Mapping[str, Json]:
     """The recipe of a model: an existing recipe, or one derived from its config.json.
 
-    Raises UsageError for a config.json that lacks required keys, and for None, which is a config.json that cannot be read now.
+    Raises UsageError for a config.json that lacks required keys, and for None, which is a config.json that cannot be
+    read now.
     """
     if model in list_recipes(directory):
         return load_recipe(find_recipe(model, directory)).model_dump(mode="json")
@@ -269,12 +270,13 @@ def _recipe_of(config: Mapping[str, Json], name: str, summary: str) -> dict[str,
 
 
 def _called(name: str) -> str:
-    """A name that cell ids can have."""
+    """A name that is valid in cell ids."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("._-")[:100] or "local"
 
 
 def _vision_weights(config: Json) -> int | None:
-    """Weights of the layers of a vision transformer: attention, `4 h^2`, and MLP, `2 h i`, or `3 h i` if it is gated (silu).
+    """Weights of the layers of a vision transformer: attention, `4 h^2`, and MLP, `2 h i`, or `3 h i` if it is gated
+    (silu).
 
     None for other architectures. The patch embedding and the projector, less than a tenth, are not counted.
     """

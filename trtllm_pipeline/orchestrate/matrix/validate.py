@@ -142,7 +142,7 @@ def _changed(path: Path, sets: Sequence[str]) -> tuple[Document, Document, list[
 
 
 def _places(document: Document, at: KeyPath) -> list[KeyPath]:
-    """Paths of the items of a list. Empty if the value is not a list."""
+    """Paths of the items in a list. Empty if the value is not a list."""
     value = document.get(at)
     return [(*at, index) for index in range(len(value))] if isinstance(value, list) else []
 

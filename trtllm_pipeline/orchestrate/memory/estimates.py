@@ -1,8 +1,9 @@
-"""Estimates of memory and disk for stage runs, corrected by earlier measurements, compared with the machine's resources.
+"""Estimates of memory and disk for stage runs, corrected by earlier measurements, and their comparison with the
+machine's resources.
 
-The toolchains compute the estimates (`Stage.needs`). Each stage run records its estimate and its actual use. The median ratio
-of the two corrects later estimates of the same kind, and the spread of the ratios is their error. Labels tell the kinds: the
-measurements of one stage run predict others with the same label, or with a prefix of it.
+The toolchains compute the estimates (`Stage.needs`). Each stage run records its estimate and its actual use. The median
+ratio of the two corrects later estimates of the same kind, and the spread of the ratios is their error. Labels are the
+kinds: the measurements of one stage run predict others with the same label, or with a prefix of it.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class Corrections:
         """The most similar label with measurements, their median ratio, the largest deviation from it, and their number."""
         for similar in prefixes(label):
             if ratios := self._ratios.get((similar, kind), [])[:_LATEST]:
-                # It imports fractions and decimals, which commands without measurements do not need.
+                # It imports fractions and decimals, which are not needed without measurements.
                 from statistics import median
 
                 middle = median(ratios)

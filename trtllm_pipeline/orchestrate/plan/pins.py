@@ -65,8 +65,8 @@ class Pins:
     def pin(self, cell: Cell) -> Cell:
         """`cell` with the one source its model is fetched from, pinned to a revision or digest.
 
-        The cell gets a reason if the weights rule it out, since quantized weights can only be served as they are. The recipe's
-        `quantization` becomes the one in the model's files.
+        The cell gets a reason if the weights rule it out, since quantized weights can only be served as they are. The
+        recipe's `quantization` becomes the one in the model's files.
         """
         by_code = cell.toolchain == catalog.ENGINES and releases.brings_code(str(cell.recipe["family"]))
         same = (id(cell.recipe), id(cell.settings["download"]), by_code)
@@ -182,7 +182,7 @@ class Pins:
     def _recipe(self, cell: Cell, *, form: str = MODEL) -> Mapping[str, Json]:
         listed = cell.recipe["sources"]
         assert isinstance(listed, list)
-        # Remarks for people do not count.
+        # Notes for people do not count.
         entries = [source for source in listed if isinstance(source, dict)]
         sources = [{name: value for name, value in source.items() if name != "note"} for source in entries]
         settings = cell.settings["download"]

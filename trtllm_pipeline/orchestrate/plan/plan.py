@@ -212,12 +212,12 @@ class _Graph:
                 if same_files not in self.selected:
                     self.selected[same_files] = _selection(contents, parts)
                 reads[name], of_inputs[name] = self.selected[same_files]
-        found = {name: self.digest(path, cell) for name, path in stage.files(cell).items()}
-        files = {name: path for name, (path, _) in found.items()}
+        digested = {name: self.digest(path, cell) for name, path in stage.files(cell).items()}
+        files = {name: path for name, (path, _) in digested.items()}
         params = stage.settle(stage.read(cell), files, machine)
         parts_of_key = {**form.constant, "inputs": of_inputs, "params": self.key(params)}
-        if found:
-            parts_of_key["files"] = {name: digest for name, (_, digest) in found.items()}
+        if digested:
+            parts_of_key["files"] = {name: digest for name, (_, digest) in digested.items()}
         key = canonical(parts_of_key)
         hashed = fingerprint(key)
         run_id = StageRunId(f"{stage.name}-{hashed[:12]}")

@@ -1,7 +1,7 @@
 """The plan as a file: the output of `pipeline plan --format json`, and `plan.json` of every run.
 
-See `docs/reference/formats.md`. Reading it returns an `Outline`: cells and stage runs without recipes, settings and command lines.
-Status, logs and reports need nothing else, so they do not read the matrix.
+See `docs/reference/formats.md`. Reading it returns an `Outline`: cells and stage runs without recipes, settings and
+command lines. That is enough for status, logs and reports, so they do not read the matrix.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class OutlineCell:
     stage_runs: tuple[StageRunId, ...]
     changes: tuple[SettingChange, ...] = ()
     about: Mapping[str, Json] = field(default_factory=dict)
-    """For reports: the setting `gpu_hour`, and `numerics`, what its precision means. `gpus` if they are not tp * pp."""
+    """For reports: the setting `gpu_hour`, and `numerics`, the meaning of its precision. `gpus` if they are not tp *
+    pp.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ def axes(cell: Cell) -> dict[str, Json]:
 
 
 def about(cell: Cell) -> dict[str, Json]:
-    """What reports need of a cell."""
+    """The data of a cell for reports."""
     toolchain = toolchains.load(cell.toolchain)
     known = None if cell.reason is not None else asdict(toolchain.numerics(cell))
     gpus = {} if (number := toolchain.gpus(cell)) == cell.tp * cell.pp else {"gpus": number}
@@ -151,8 +153,8 @@ def plan_lines(
 ) -> Iterator[str]:
     """The plan as lines of JSON text, one for each cell and each stage run, so that large plans are written incrementally.
 
-    `commands` returns a stage run's command lines, `times` its milliseconds, `needs` its memory, `pulls` the bytes to pull.
-    `run_id` is None if nothing was run. In the plan of a run, only stage runs that will run have the first three.
+    `commands` returns a stage run's command lines, `times` its milliseconds, `needs` its memory, `pulls` the bytes to
+    pull. `run_id` is None if nothing was run. In the plan of a run, only stage runs that will run have the first three.
     """
     from trtllm_pipeline.tensorrt import params  # not needed to read a plan
 

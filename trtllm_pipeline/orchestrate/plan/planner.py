@@ -1,9 +1,10 @@
-"""The request of a command line, and its plan: its cells and if they can work on a machine, their pinned models and their stage runs.
+"""The request of a command line, and its plan: its cells and if they can work on a machine, their pinned models and
+their stage runs.
 
-A cell that ran out of memory is planned again with changes, as far as its matrix allows them: `settings.retry`. The only state
-is the failed attempts. If the newest attempt at a stage run of a cell ran out of memory, the cell is planned with the next
-allowed change, and so on until a stage run that succeeded or was not tried yet. So all commands plan the same, a killed run
-continues, and artifacts have the key of the settings that they were built with.
+A cell that ran out of memory is planned again with changes, as far as its matrix allows them: `settings.retry`. The
+only state is the failed attempts. If the newest attempt at a stage run of a cell ran out of memory, the cell is planned
+with the next allowed change, and so on until a stage run that succeeded or was not tried yet. So all commands plan the
+same, a killed run continues, and artifacts have the key of the settings that they were built with.
 """
 
 from __future__ import annotations
@@ -288,9 +289,9 @@ def plan_cells(
 ) -> Plan:
     """The plan for `cells` on `machine`, with every model pinned to one revision.
 
-    Sends requests to a hub only for models that the store has not pinned yet. Cells that ran out of memory are planned with the
-    changes that their `settings.retry` allows. With `guess`, a model without a reachable source is planned as in its recipe.
-    Raises DownloadError.
+    Sends requests to a hub only for models that the store has not pinned yet. Cells that ran out of memory are planned
+    with the changes that their `settings.retry` allows. With `guess`, a model without a reachable source is planned as
+    in its recipe. Raises DownloadError.
     """
     from trtllm_pipeline.orchestrate.plan.pins import Pins  # status and similar commands read no matrix
 
@@ -384,7 +385,7 @@ def followed(
     """
 
     def matters(failed: StageRun, cell: Cell) -> bool:
-        """True if a cell no longer has the failed stage run."""
+        """True if the failed stage run is no longer part of a cell."""
         return failed.id not in make([cell]).by_cell[cell.id]
 
     final: set[CellId] = set()

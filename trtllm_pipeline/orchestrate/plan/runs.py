@@ -1,4 +1,4 @@
-"""Finds runs, cells, stages and artifacts by the names that people type."""
+"""Finds runs, cells, stages and artifacts by the names that users type."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run_folders(store: Store) -> tuple[Path, ...]:
     """Directories of all runs, the latest first. Raises UsageError if there is none."""
     known = [path.parent.name for path in store.runs_dir.glob(f"*/{NAME}") if path.is_file()]
     order = {run.id: place for place, run in enumerate(store.index.runs())}
-    # Ids start with the time. Runs that are missing in the index follow those in the index, in order.
+    # Ids start with the time. Runs that are not in the index follow those that are, in order.
     known.sort(reverse=True)
     known.sort(key=lambda run: order.get(run, len(order)))
     if not known:
@@ -178,7 +178,8 @@ def find_cell(outline: Outline, wanted: str, stage: str | None = None) -> Outlin
 
 
 def find_artifacts(store: Store, wanted: str | None) -> tuple[Artifact, ...]:
-    """The artifacts for `wanted`: one, by the id of its stage run or a prefix of its fingerprint, or all of a stage or cell.
+    """The artifacts for `wanted`: one, by the id of its stage run or a prefix of its fingerprint, or all of a stage or
+    cell.
 
     None means all artifacts. Raises UsageError.
     """

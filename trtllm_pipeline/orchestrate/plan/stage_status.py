@@ -1,6 +1,6 @@
 """Status of every stage run of a plan, derived from the store, for a run that continues, was killed, or ended.
 
-The keys behind the fingerprints give the reasons why stage runs must run.
+The keys behind the fingerprints explain why stage runs must run.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ _THERE: Final = StageState(StageStatus.UP_TO_DATE)
 def stage_states(outline: Outline, store: Store, *, artifacts: bool = True) -> dict[StageRunId, StageState]:
     """Current status of each stage run. Without `artifacts`, files of artifacts are not read.
 
-    UP_TO_DATE: its artifact exists. RUNNING: a process works on it. FAILED: its last attempt failed, or it is infeasible.
-    CANCELLED: its last attempt was interrupted or killed. BLOCKED: a stage run that it needs failed. SKIPPED: not needed, since
-    all of its readers are up to date. PENDING: everything else.
+    UP_TO_DATE: its artifact exists. RUNNING: a process works on it. FAILED: its last attempt failed, or it is
+    infeasible. CANCELLED: its last attempt was interrupted or killed. BLOCKED: a stage run that it needs failed.
+    SKIPPED: not needed, since all of its readers are up to date. PENDING: everything else.
     """
     runs = outline.stage_runs.values()
     before = store.claimed()

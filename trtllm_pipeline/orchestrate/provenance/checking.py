@@ -33,7 +33,7 @@ from trtllm_pipeline.tensorrt import OUT
 _TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
 """Values that turn on a switch in an environment variable."""
 _NAMED: Final = 5
-"""Number of differing files that are named."""
+"""Maximum number of differing files to name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ TRUSTED_KEYS: Final = "PIPELINE_TRUSTED_KEYS"
 
 
 def policy(trusted_keys: Path | None = None, *, required: bool = False) -> Policy:
-    """Return the policy that trusts the public keys in a directory. Raises UsageError, also if required keys are missing.
+    """Return the policy that trusts the public keys in a directory. Raises UsageError, including for missing but
+    required keys.
 
     A policy in the environment applies to every command, even without these options.
     """
@@ -58,7 +59,7 @@ def policy(trusted_keys: Path | None = None, *, required: bool = False) -> Polic
         trusted_keys = Path(os.environ[TRUSTED_KEYS])
     if trusted_keys is None and required:
         raise UsageError(
-            "--require-signed needs the public keys that are trusted",
+            "--require-signed needs the trusted public keys",
             hint=f"give a directory of them with --trusted-keys DIR or {TRUSTED_KEYS}",
         )
     return Policy(() if trusted_keys is None else read_trusted(trusted_keys), required)

@@ -28,7 +28,7 @@ ALL_FILES: Final = "."
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _VERSIONS: Final = {"pipeline": "trtllm-pipeline", "commit": "trtllm-pipeline commit"}
 _HARDWARE: Final = ("cpu", "cores", "memory_gib", "gpus")
-"""Fields of the manifest's system that are not versions."""
+"""Fields of the manifest's system other than versions."""
 
 
 def statement_of(folder: Path, *, sha256: Mapping[str, str] | None = None, anonymous: bool = False) -> dict[str, Json]:
@@ -131,7 +131,9 @@ def _internal_parameters(sealed: Manifest, job: Mapping[str, Any], *, anonymous:
 
 
 def _without_places(value: Any, job: Mapping[str, Any]) -> Any:
-    """Return `value` with names for directories of this machine, which are meaningless elsewhere and reveal user names."""
+    """Return `value` with names in place of this machine's directories, which are meaningless elsewhere and reveal user
+    names.
+    """
     attempt = str(job.get("attempt", ""))
     workspace = os.path.dirname(os.path.dirname(attempt))
     places = {attempt: "{attempt}", workspace: "{workspace}", str(Path.home()): "~"}

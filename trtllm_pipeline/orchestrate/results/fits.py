@@ -111,7 +111,7 @@ class Fits:
         return {"schema": SCHEMA, "cells": self.cells, "fits": [fit.to_json() for fit in self.fits]}
 
     def blocks(self) -> list[text_blocks.Block]:
-        """Text for people. Cells with the same change form a group."""
+        """Blocks of text. Cells with the same change form a group."""
         if not self.fits:
             none = "no cell can work, independent of memory: `pipeline plan` shows the reasons"
             return [text_blocks.TextLine(self._enough() if self.cells else none)]

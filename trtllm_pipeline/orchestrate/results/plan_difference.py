@@ -95,7 +95,7 @@ class PlanDifference:
         for kind, title in (
             ("lost", "can no longer work"),
             ("gained", "can work now"),
-            ("toolchain", "made by another toolchain"),
+            ("toolchain", "built by another toolchain"),
         ):
             lines = [text_blocks.TextLine(f"{each.cell}: {each.reason}") for each in self.cells if each.change == kind]
             yield text_blocks.Items(f"{title} ({len(lines)})", lines, folded=len(lines) > _FOLDED)
@@ -159,7 +159,7 @@ def _pairs(
 
 
 def _what(run: StageRun) -> tuple[str, str]:
-    """A cell may have two runs of a stage: its own, and one for its draft model."""
+    """A cell may have two runs of a stage: its own, and its draft model's."""
     return run.stage.name, run.first_cell.model
 
 

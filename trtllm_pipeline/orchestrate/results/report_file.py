@@ -125,7 +125,7 @@ class CellResult:
     smoke: Mapping[str, Json] | None = None
     """Notes of the smoke test."""
     numerics: Mapping[str, str] | None = None
-    """What its precision means: `weights`, `activations`, `kv_cache`, and how it was `made`."""
+    """The meaning of its precision: `weights`, `activations`, `kv_cache`, and how it was `made`."""
     gpu_hour: float | None = None
     """Price of one of its GPUs, or of its host, for an hour."""
     served_gpus: int | None = None
@@ -256,15 +256,15 @@ _States = list[tuple[OutlineRun, StageState]]
 def _rows(
     shape: Outline, states: Mapping[StageRunId, StageState], store: Store, *, interrupted: bool
 ) -> tuple[CellResult, ...]:
-    found, answers = [], {}
+    results, answers = [], {}
     for cell in shape.cells:
         own_states = [(shape.stage_runs[run], states[run]) for run in cell.stage_runs]
         made = {run.stage: state.artifact for run, state in own_states if state.artifact is not None}
-        found.append(_row(cell, own_states, made, store.workspace, interrupted=interrupted))
+        results.append(_row(cell, own_states, made, store.workspace, interrupted=interrupted))
         if (scored := scored_by(made)) is not None:
             answers[cell.id] = scored.out
-    drifts = drifts_of({row.id: row.axes for row in found}, answers) if answers else {}
-    return tuple(replace(row, accuracy_drift=drifts[row.id]) if row.id in drifts else row for row in found)
+    drifts = drifts_of({row.id: row.axes for row in results}, answers) if answers else {}
+    return tuple(replace(row, accuracy_drift=drifts[row.id]) if row.id in drifts else row for row in results)
 
 
 def references(axes: Mapping[CellId, Mapping[str, Json]]) -> dict[CellId, CellId]:
@@ -274,12 +274,12 @@ def references(axes: Mapping[CellId, Mapping[str, Json]]) -> dict[CellId, CellId
     for cell, values in axes.items():
         keys[cell] = frozenset((name, str(value)) for name, value in values.items() if name != "precision")
         groups.setdefault(keys[cell], {})[str(values.get("precision"))] = cell
-    found = {}
+    reference_of = {}
     for cell, key in keys.items():
         best = next((groups[key][precision] for precision in UNQUANTIZED if precision in groups[key]), None)
         if best is not None and best != cell:
-            found[cell] = best
-    return found
+            reference_of[cell] = best
+    return reference_of
 
 
 def drifts_of(axes: Mapping[CellId, Mapping[str, Json]], answers: Mapping[CellId, Path]) -> dict[CellId, Drift]:
@@ -331,7 +331,7 @@ def _in_process(artifact: Artifact | None, perf: LoadResult) -> dict[str, Json] 
 
 
 def scored_by(made: Mapping[str, Made]) -> Made | None:
-    """What the stage that scored a cell made. None without one."""
+    """Output of the stage that scored a cell. None without one."""
     return next((made[stage] for stage in SCORING if stage in made), None)
 
 
@@ -348,7 +348,7 @@ def _row(
     scored = scored_by(made)
     scores_in = None if scored is None else scored.out
     if failed in SCORING and why.log is not None:
-        scores_in = why.log.parent / "out"  # show a score that is too low
+        scores_in = why.log.parent / "out"  # show the low score as well
     accuracy = AccuracyResult.read(
         (read_object(scores_in / accuracy_result.ACCURACY_FILE) if scores_in else None) or {}
     )
@@ -400,7 +400,7 @@ def price_of(prices: Json | Mapping[str, float], axes: Mapping[str, Json], condi
 
 
 def _gpu_names(axes: Mapping[str, Json], conditions: Conditions) -> Collection[str]:
-    """Names of a cell's GPUs: measured, and as the matrix has it."""
+    """Names of a cell's GPUs: as measured, and as in the matrix."""
     measured = (conditions.system or {}).get("gpus")
     return [str(name) for name in (axes.get("gpu"), *(measured if isinstance(measured, list) else ())) if name]
 
@@ -448,8 +448,8 @@ METRICS: Final = (
     result.MetricDefinition(
         "trtllm_bench",
         "tokens/s",
-        "output tokens / s of the engine in the process of trtllm-bench, without a server: the prompts of the most requests "
-        "in flight",
+        "output tokens / s of the engine in the process of trtllm-bench, without a server: the prompts of the highest concurrency "
+        "level",
     ),
     result.MetricDefinition(
         "cost",
@@ -458,7 +458,7 @@ METRICS: Final = (
     ),
     result.MetricDefinition("engine_size_bytes", "bytes", "sum of the engine's files, each hard link counted once"),
     result.MetricDefinition(
-        "seconds", "s", "wall-clock time a stage took when its artifact was made, in whichever run that was"
+        "seconds", "s", "wall-clock time of a stage when it built its artifact, in this or an earlier run"
     ),
 )
 """All metrics, and the terms of their formulas."""

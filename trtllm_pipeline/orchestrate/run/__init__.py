@@ -1,1 +1,1 @@
-"""Doing a plan: a pure scheduler, the loop around it, and executors that run jobs."""
+"""Runs a plan: a pure scheduler, the loop around it, and executors that run jobs."""

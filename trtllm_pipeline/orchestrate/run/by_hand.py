@@ -124,7 +124,7 @@ def _leased(
 ) -> Iterator[tuple[Mapping[str, str], Sequence[int]]]:
     """Lease this machine and this many of its GPUs (None: all), waiting for them if necessary.
 
-    A measurement gets the machine as `rule` says, except for standing servers. A service counts as one of these.
+    A measurement gets the machine as `rule` specifies, except for managed servers. A service counts as one of these.
     Yields `environment` with these GPUs, and the file descriptors that the stage's processes inherit.
     """
     known = [] if gpus == 0 else [gpu.uuid for gpu in probe.this_machine().gpus]

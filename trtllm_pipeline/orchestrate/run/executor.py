@@ -1,7 +1,7 @@
 """The job file and its executor: stage runs are child processes of a guardian that ends them if the pipeline is killed.
 
-A job holds all data of one attempt: commands, environment without secrets, inputs, limits. `pipeline stage replay job.json`
-runs the same commands months later.
+A job holds all data of one attempt: commands, environment without secrets, inputs, limits. `pipeline stage replay
+job.json` runs the same commands months later.
 """
 
 from __future__ import annotations
@@ -150,11 +150,12 @@ def failure_of(
     *,
     timed_out: bool,
     before: out_of_memory.Counts | None = None,
-    said: causes.LogText | None = None,
+    output: causes.LogText | None = None,
 ) -> StageError:
     """Return why a job's command ended with `returncode` (negative: the signal), from its log and files.
 
-    `before` are the kernel's counts when the command started. `said` is its own output, if it shares its log.
+    `before` has the kernel's counts when the command started. `output` is its own output, if others write to the same
+    log.
     """
     attempt = Path(job.attempt)
     log = attempt / LOG
@@ -168,7 +169,7 @@ def failure_of(
     recorded = failure.read(attempt, log)
     if recorded is not None:
         return recorded
-    logs = [causes.LogText(log) if said is None else said]
+    logs = [causes.LogText(log) if output is None else output]
     how = f"was ended by {signal.Signals(-returncode).name}" if returncode < 0 else f"ended with exit code {returncode}"
     cause = causes.first_cause(logs)
     if (cause and cause.killed) or (returncode == -signal.SIGKILL and not (cause and cause.certain)):
@@ -211,7 +212,7 @@ class _Active:
     ready: bool = False
     timed_out: bool = False
     force_at: float = math.inf
-    """When a service that was asked to stop is forced to."""
+    """Time after which a service that did not stop by itself is forced to."""
     stopping: bool = False
     took: Usage = Usage(0.0, 0.0, 0)
     """Usage up to the last finished command."""
@@ -228,7 +229,9 @@ class Executor:
         self._gpus = gpu_devices.GpuPeaks()
 
     def adopt(self, attempt: Path) -> bool:  # noqa: ARG002 - a cluster's executor looks at it
-        """Return whether `submit` only has to wait for this attempt of an earlier invocation. On this machine they have ended."""
+        """Return True if `submit` only has to wait for this attempt of an earlier invocation. On this machine, they
+        have ended.
+        """
         return False
 
     def submit(self, job: Job, claims: Sequence[int]) -> None:
@@ -252,7 +255,7 @@ class Executor:
         )
 
     def stop(self, job: StageRunId, grace_s: float) -> None:
-        """Interrupt, terminate, kill. A service is first asked to stop its server itself within `grace_s`.
+        """Interrupt, terminate, kill. A service first gets `grace_s` to stop its server itself.
 
         `Ended` follows.
         """

@@ -104,7 +104,7 @@ class Observer:
 
 @dataclass(slots=True)
 class Outcome:
-    """How a run of a plan ended."""
+    """Outcome of a run of a plan."""
 
     statuses: dict[StageRunId, StageStatus]
     artifacts: Mapping[Fingerprint, Artifact]
@@ -113,7 +113,7 @@ class Outcome:
     blocked_by: dict[StageRunId, StageRunId] = field(default_factory=dict)
     interrupted: bool = False
     waited: bool = False
-    """Whether a stage run waited for another invocation or for a managed server."""
+    """True if a stage run waited for another invocation or for a managed server."""
 
     def then(self, later: Outcome, plan: Plan) -> Outcome:
         """Return the combined outcome of this run and the following one, for the stage runs of `plan`."""
@@ -134,7 +134,7 @@ class Outcome:
 
     @property
     def comparable(self) -> bool:
-        """Whether its duration can be compared with a forecast: all stage runs succeeded without waiting for others."""
+        """True if its duration can be compared with a forecast: all stage runs succeeded without waiting for others."""
         return self.exit_code == 0 and not self.waited
 
     @property
@@ -250,7 +250,7 @@ class _Execution:
         )
 
     def _knows_durations(self) -> bool:
-        """Return whether each stage that will run and produces an artifact has run in this workspace before."""
+        """Return True if each stage that will run and produces an artifact has run in this workspace before."""
         stages = (self._plan.stage_runs[run].stage for run in self._to_run)
         return all(stage.scope is Scope.SERVICE or stage.name in self._durations for stage in stages)
 
@@ -411,7 +411,7 @@ class _Execution:
         known = self._known_infeasible.get(run.fingerprint)
         if known is not None:
             remembered = StageError(
-                f"{known} (remembered from an earlier try)",
+                f"{known} (recorded in an earlier attempt)",
                 failure=FailureClass.INFEASIBLE,
                 hint="if it can work now, retry it with `pipeline resume --retry-infeasible` or `pipeline run`",
             )

@@ -62,7 +62,7 @@ def play(
                 is_service = known[instruction.id].scope is Scope.SERVICE
                 event = (ServiceReady if is_service else Finished)(instruction.id)
                 wait = known[instruction.id].expected_s if takes is None else takes[instruction.id]
-            else:  # no task fails here, so this stops a service
+            else:  # tasks never fail here, so this stops a service
                 event, wait = ServiceEnded(instruction.id), 0.0
             number += 1
             heappush(due, (now + wait, number, event))
@@ -203,7 +203,8 @@ def _at_most(memory: Mapping[str, Estimate]) -> tuple[int, int] | None:
 
 
 def _slots(host: int, cpus: int, memory: int) -> int:
-    """Return its share of the machine's memory in CPU slots, so that stage runs that do not fit together do not run together.
+    """Return its share of the machine's memory in CPU slots, so that stage runs that do not fit together do not run
+    together.
 
     0 for less than a slot: stage runs that need no CPU are limited otherwise.
     """

@@ -4,13 +4,13 @@
     todo = scheduler.advance(now)                        the first starts
     todo = scheduler.advance(now, Finished(task_id))     and again for every event, until scheduler.finished
 
-Ready work is ordered by longest remaining path. Tasks with the same demand share a queue, so a decision looks at the
-heads of a few queues and never at all ready tasks. Tasks that fit start, until the best one that does not fit has a
-remaining path as long as all the remaining work: each second it waits then delays the end of the run. It gets a
-reservation, and later tasks start only if they do not delay it (EASY backfill: D. Lifka, "The ANL/IBM SP
-scheduling system", 1995). An overdue task is expected to run as long again as it has run: the later it is, the more starts
-meanwhile. A reservation for each task that does not fit would leave GPUs idle if the expected durations are wrong
-(`benchmarks/makespan.py`). No task starves: the remaining work shrinks, the path of a waiting task does not.
+Ready work is ordered by longest remaining path. Tasks with the same demand share a queue, so a decision checks the
+heads of a few queues, never all ready tasks. Tasks that fit start, until the best one that does not fit has a remaining
+path as long as all the remaining work: each second it waits then delays the end of the run. It gets a reservation, and
+later tasks start only if they do not delay it (EASY backfill: D. Lifka, "The ANL/IBM SP scheduling system", 1995). An
+overdue task is expected to run as long again as it has run: the later it is, the more starts meanwhile. A reservation
+for each task that does not fit would leave GPUs idle if the expected durations are wrong (`benchmarks/makespan.py`). No
+task starves: the remaining work shrinks, the path of a waiting task does not.
 
 A task whose result is still being digested gives its place to others, except to measurements (`Vacated`).
 
@@ -81,7 +81,7 @@ class Capacity:
     """Bytes of each kind of memory shared by the node. None: no service starts alongside an exclusive one."""
 
     def suits(self, accelerator: str | None) -> bool:
-        """Return whether a task that requests this GPU type (None: any) can run here."""
+        """Return True if a task that requests this GPU type (None: any) can run here."""
         return accelerator is None or accelerator == self.accelerator
 
 
@@ -89,8 +89,9 @@ class Capacity:
 class Task:
     """The scheduling data of one stage run.
 
-    `service` names the service that an IN_SERVICE task runs in. Such a task measures if its own resources are exclusive.
-    `expected_s` of a service is the time until it is ready. Equal priorities are ordered by `order`, then by list position.
+    `service` names the service that an IN_SERVICE task runs in. Such a task measures if its own resources are
+    exclusive. `expected_s` of a service is the time until it is ready. Equal priorities are ordered by `order`, then by
+    list position.
     """
 
     id: StageRunId
@@ -296,17 +297,17 @@ class _Reservation:
 
 
 def _measures(node: _TaskNode) -> bool:
-    """Return whether it runs alongside measurements only."""
+    """Return True if it only runs alongside measurements."""
     return node.task.resources.exclusive is Exclusive.GPU and not node.alone
 
 
 def _is_measurement(node: _TaskNode) -> bool:
-    """Return whether a task inside a service measures."""
+    """Return True if a task inside a service measures."""
     return node.service is not None and all(each.task.resources.exclusive.alone for each in (node, node.service))
 
 
 def _measures_shared(node: _TaskNode) -> bool:
-    """Return whether a task inside a service measures while others may measure too. No service may load meanwhile."""
+    """Return True if a task inside a service measures while others may measure too. Services may not load meanwhile."""
     return node.service is not None and node.task.resources.exclusive is Exclusive.GPU
 
 
@@ -330,7 +331,7 @@ def _whole_s(shares: Sequence[float]) -> float:
 
 
 def may_overlap(need: Resources, places: Iterable[Capacity]) -> bool:
-    """Return whether an exclusive service may share a node with its successor while neither measures."""
+    """Return True if an exclusive service may share a node with its successor while neither measures."""
     return need.exclusive.alone and any(
         place.memory is not None and (not need.gpus or need.gpus < len(place.gpus)) for place in places
     )
@@ -346,7 +347,7 @@ def backoff_s(task_id: str, failures: int) -> float:
 
 
 def overdue(so_far_s: float, expected_s: float) -> bool:
-    """Return whether a task has run so much longer than expected that its expected end no longer holds."""
+    """Return True if a task has run so much longer than expected that its expected end no longer holds."""
     return so_far_s >= _LATE * expected_s
 
 
@@ -430,7 +431,7 @@ class Scheduler:
 
     @property
     def finished(self) -> bool:
-        """Whether every task has ended."""
+        """True if every task has ended."""
         return not (self._counts[_S.PENDING] or self._counts[_S.RUNNING] or self._counts[_S.ELSEWHERE])
 
     @property
@@ -638,7 +639,7 @@ class Scheduler:
 
     @property
     def _open(self) -> bool:
-        """Whether tasks may still be started."""
+        """True if tasks may still be started."""
         return not self._interrupted and (self._keep_going or not self._counts[_S.FAILED])
 
     def _move(self, node: _TaskNode, status: StageStatus) -> None:
@@ -691,7 +692,7 @@ class Scheduler:
         self._move(node, _S.FAILED)
 
     def _may_retry(self, node: _TaskNode, failure: StageError) -> bool:
-        """Return whether to retry. Called while `node` still counts as running."""
+        """Return True if a retry is allowed. Called while `node` still counts as running."""
         if not self._open or node.failures >= _most_retries(node, failure):
             return False
         if failure.failure is FailureClass.OUT_OF_MEMORY:
@@ -947,7 +948,7 @@ class Scheduler:
                 self._start(node, place)
 
     def _has_room(self, node: _Service, other: _TaskNode, place: int) -> bool:
-        """Return whether a service fits on a node alongside this other one."""
+        """Return True if a service fits on a node alongside this other one."""
         capacity, need = self._places[place], node.task.resources
         if capacity.memory is None or node.task.memory is None or other.task.memory is None:
             return False
@@ -969,7 +970,7 @@ class Scheduler:
 
     @staticmethod
     def _winds_down(node: _TaskNode) -> bool:
-        """Return whether this is a service whose measurements are done."""
+        """Return True if this is a service whose measurements are done."""
         return (
             isinstance(node, _Service)
             and node.alone
@@ -978,20 +979,20 @@ class Scheduler:
         )
 
     def _has_neighbors(self, node: _TaskNode) -> bool:
-        """Return whether another task runs on this task's node."""
+        """Return True if another task runs on this task's node."""
         return any(other is not node and other.node == node.node for other in self._running)
 
     def _must_wait(self, node: _TaskNode, service: _Service) -> bool:
-        """Return whether a task inside a service measures, and a running task excludes that."""
+        """Return True if a task inside a service measures, and a running task excludes that."""
         if _measures_shared(node):
             loading = (other for other in self._running if isinstance(other, _Service) and other is not service)
             return any(other.phase is _Phase.STARTING and other.node == service.node for other in loading)
         return _is_measurement(node) and self._has_neighbors(service)
 
     def _is_critical(self, node: _TaskNode) -> bool:
-        """Return whether each second that `node` waits delays the run: its path is as long as the remaining work.
+        """Return True if each second that `node` waits delays the run: its path is as long as the remaining work.
 
-        A favoured path counts as critical sooner.
+        A favored path counts as critical sooner.
         """
         return node.rank >= _whole_s(self._work)
 

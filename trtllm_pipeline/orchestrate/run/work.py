@@ -1,7 +1,7 @@
 """The work of a plan: present artifacts, pulls, stage runs, and retries with other settings.
 
-Artifacts that a remote store has are pulled instead of built. Measurements are not pulled: they belong to the machine that they
-were taken on. A run without a remote store does not load the code of one.
+Artifacts that a remote store has are pulled instead of built. Measurements are not pulled: they belong to the machine
+that they were taken on. A run without a remote store does not load the code of one.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def work_of(
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """How the work of a plan ended."""
+    """The outcome of running a plan."""
 
     plan: Plan
     """The last plan: retried cells have their changed settings."""
@@ -239,7 +239,7 @@ class RemoteSource:
             }
             for key, each in remote_store.offered(remote, keys, self._gpus).items():
                 (refused if each.state == "refused" else available)[keys[key]] = each
-        # A later response may make earlier pulls needless.
+        # A later response may make earlier pulls unnecessary.
         read = wanted(plan).union(*(runs[each].needs for each in needed()))
         pulls = {run: available[run] for run in runs if run in available and run in read}
         return Offers(remote.url, pulls, refused)

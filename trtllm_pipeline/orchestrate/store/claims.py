@@ -1,7 +1,7 @@
 """Claims show which process works on which stage run, across all invocations on one workspace and one machine.
 
-A claim is an flock on a small file. The processes of a stage run inherit the file descriptor, so the claim lasts as long as
-any of them, even if the pipeline is killed. It ends with the last process and never needs manual removal.
+A claim is an flock on a small file. The processes of a stage run inherit the file descriptor, so the claim lasts as
+long as any of them, even if the pipeline is killed. It ends with the last process and never needs manual removal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SERVERS: Final = "serve"
 LOCK: Final = "lock"
 _LOOKS: Final = 4
 _LOOK_S: Final = 0.002
-"""How long to retry because another process checks the claim, which takes microseconds."""
+"""How long to retry while another process checks the claim, which takes microseconds."""
 
 
 class Claim:
@@ -82,7 +82,7 @@ def _take(path: str | Path, *, shared: bool, remove: bool) -> Claim | None:
 
 
 def is_held(path: str | Path) -> bool:
-    """Return whether a process holds the claim on `path`. Does not write."""
+    """Return True if a process holds the claim on `path`. Does not write."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -256,7 +256,7 @@ class SharedEntry:
 
     def beside_standing(self, exclusive: Exclusive) -> list[Claim] | None:
         """The same as `enter_beside_standing`."""
-        if (exclusive, _enter) in self._held:  # which excludes more
+        if (exclusive, _enter) in self._held:  # it excludes more
             return self._enter(exclusive, _enter)
         return self._enter(exclusive, enter_beside_standing)
 
@@ -276,7 +276,7 @@ class SharedEntry:
         self._parts[kind] -= 1
 
     def let_go(self) -> None:
-        """Release claims that no task holds any more. Until then, a new task can reuse them, unnoticed by others."""
+        """Release claims that tasks no longer hold. Until then, a new task can reuse them, unnoticed by others."""
         for kind in [each for each, parts in self._parts.items() if not parts]:
             del self._parts[kind]
             for claim in self._held.pop(kind):
@@ -307,7 +307,7 @@ class LeaseWanted(NamedTuple):
     """The acceptable GPUs."""
 
     def is_in_the_way_of(self, waiter: LeaseWanted) -> bool:
-        """Return whether this request, if started first, might delay the other one."""
+        """Return True if this request, if started first, might delay the other one."""
         beside = self.exclusive is waiter.exclusive and self.exclusive in _SHARED
         return not beside or not self.among.isdisjoint(waiter.among)
 
@@ -331,7 +331,7 @@ class WaitingPlace:
         """The stage run that waits in it. None if none does."""
 
     def is_behind(self, request: LeaseWanted) -> bool:
-        """Return whether others come first. It takes one system call if no process waits."""
+        """Return True if others come first. It takes one system call if no process waits."""
         return self._in_own_way(request) or next(self._before(request), None) is not None
 
     def settle(self, request: LeaseWanted, by: str, *, got_it: bool, beside_standing: bool = False) -> None:
@@ -360,7 +360,7 @@ class WaitingPlace:
         if self._request is not None and self._in_own_way(request):
             gpus, exclusive, request = tuple(self._request.among), self._request.exclusive, self._request
         before = dict.fromkeys(pid for path in self._before(request) for pid in _holders(path))
-        return gpus, exclusive, tuple(f"{each}, which waits as well and came first" for each in _descriptions(before))
+        return gpus, exclusive, tuple(f"{each}, which is also waiting and came first" for each in _descriptions(before))
 
     def _in_own_way(self, request: LeaseWanted) -> bool:
         return self._request is not None and request != self._request and request.is_in_the_way_of(self._request)
@@ -382,7 +382,7 @@ class WaitingPlace:
                 yield path
 
     def _never_ends(self, request: LeaseWanted, *, beside_standing: bool) -> bool:
-        """Return whether standing servers hold the requested leases. Only a user stops them."""
+        """Return True if managed servers hold the requested leases. Only a user stops them."""
         if request.exclusive is not Exclusive.NONE and not beside_standing:
             path = machine_leases() / _STANDING
             # Keep an existing place despite other processes' checks.

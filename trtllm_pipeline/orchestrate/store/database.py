@@ -38,9 +38,9 @@ _LOOK_S: Final = 0.02
 """How long to wait for the file's lock before looking again whether the file exists."""
 _REPAIR_PATIENCE_S: Final = 2.0
 _READS: Final = 5
-"""How often a read-only index is read: a process that opens or closes the file may be in the way."""
+"""How often to read a read-only index: a process that opens or closes the file may interfere."""
 _WRITER_AFTER_S: Final = 0.1
-"""A lock that is held longer belongs to a process that writes, not to one that reads."""
+"""A lock that is held longer belongs to a writer, not to a reader."""
 _SMALL_BYTES: Final = 4 << 20
 """Up to this size, checking the whole file for damage takes a few milliseconds."""
 _APPLICATION: Final = 0x54504C00
@@ -90,7 +90,7 @@ class Database(ABC):
 
     @abstractmethod
     def _is_behind(self, db: sqlite3.Connection) -> bool:
-        """Return whether written rows are missing: SQLite silently drops the rest of a damaged write-ahead log."""
+        """Return True if written rows are missing: SQLite silently drops the rest of a damaged write-ahead log."""
 
     @abstractmethod
     def _known(self, db: sqlite3.Connection) -> Rows:

@@ -138,8 +138,8 @@ def entries(content: Any) -> tuple[FileEntry, ...]:
 def read(folder: Path) -> Manifest:
     """Return the manifest of the artifact in `folder`, STAGE/FINGERPRINT.
 
-    Raises NoManifestError if it is missing or damaged or belongs to another artifact. Other StateErrors do not mean damage:
-    another release wrote the manifest, or it cannot be read now.
+    Raises NoManifestError if it is missing or damaged or belongs to another artifact. Other StateErrors do not mean
+    damage: another release wrote the manifest, or it cannot be read now.
     """
     path = folder / NAME
     try:
@@ -314,9 +314,9 @@ def _inspect(folder: Path, sealed: Manifest, *, contents: bool) -> Iterator[tupl
             status = path.lstat()
             # A file with other hard links may be the user's own, whose modes are left alone.
             if status.st_nlink == 1 and status.st_mode & 0o222:
-                yield Kind.MODE, name, "may be written to"
+                yield Kind.MODE, name, "is writable"
             if not status.st_mode & 0o400:
-                yield Kind.MODE, name, "may not be read"
+                yield Kind.MODE, name, "is not readable"
     for entry in sealed.records:
         if (wrong := _wrong(remaining.pop(entry.path, None), entry, contents=True)) is not None:
             yield Kind.RECORD, entry.path, wrong
@@ -335,19 +335,19 @@ def _wrong(path: Path | None, entry: FileEntry, *, contents: bool) -> str | None
     status = path.lstat()
     if entry.link is not None:
         if not stat.S_ISLNK(status.st_mode):
-            return "is not the link it was"
+            return "is not the original link"
         if (target := str(path.readlink())) != entry.link:
             return f"leads to {target}, not to {entry.link}"
         return None if path.exists() else f"its target {entry.link} is gone"
     if not stat.S_ISREG(status.st_mode):
-        return "is not the file it was"
+        return "is not the original file"
     if status.st_size != entry.size:
         return f"has {status.st_size} bytes, not {entry.size}"
     return "its content changed" if contents and digest_file(path) != entry.digest else None
 
 
 def whole(folder: Path, files: tuple[tuple[str, int], ...], manifest_bytes: int) -> bool:
-    """Return whether the manifest and all files exist with their sizes. Links count as size 0 and must not be broken.
+    """Return True if the manifest and all files exist with their sizes. Links count as size 0 and must not be broken.
 
     This is the quick check at every start. Raises StateError if the files cannot be read.
     """

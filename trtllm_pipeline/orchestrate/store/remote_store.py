@@ -53,14 +53,14 @@ _PIECE_BYTES: Final = 8 << 20
 _AHEAD: Final = 4
 """Concurrent pieces of one file."""
 _LIST_FROM: Final = 200
-"""From this number of artifacts, list all instead of checking each."""
+"""From this number of artifacts, list all instead of checking each of them."""
 _MOST_READ_BYTES: Final = 16 << 20
 """Maximum size of a small file or a listing."""
 _MOST_MANIFEST_BYTES: Final = 256 << 20
 """Maximum size of all manifests, which stay in memory during transfers."""
 _SLOWEST_BYTES_S: Final = 1000
 _SLOW_AFTER_S: Final = 20.0
-"""A web server that is slower than this after this time is given up."""
+"""A web server that is slower than this after this time is abandoned."""
 _STAGE: Final = re.compile(r"[a-z_]+")
 _FINGERPRINT: Final = re.compile(r"[0-9a-f]{32}")
 _HREF: Final = re.compile(r"""href\s*=\s*["']?([^"'?#>\s]+)""", re.IGNORECASE)
@@ -146,7 +146,7 @@ class Remote:
             self._fs, root = _file_system(url)
             self._root = root.rstrip("/")
             self._by_object = bool(getattr(self._fs, "async_impl", False))
-            """Whether writes are atomic. If not, a temporary file is written and renamed."""
+            """True if writes are atomic. If not, a temporary file is written and renamed."""
         self._manifest_bytes = 0
         """Size of the manifests read so far."""
         self._small = ThreadPoolExecutor(jobs, "small files")
@@ -253,7 +253,7 @@ class Remote:
         return _each(self._small, function, items)
 
     def is_sound(self, name: str, sealed: Manifest) -> bool:
-        """Return whether all files of an artifact are in `name`. Reads all of them."""
+        """Return True if all files of an artifact are in `name`. Reads all of them."""
         try:
             for _ in self._each(lambda item: self._receive(f"{name}/{item[0]}", item[1]), _files(sealed)):
                 pass
@@ -308,7 +308,7 @@ class Remote:
         try:
             with self._converted_errors(name):
                 if self._by_object:
-                    with suppress(FileExistsError):  # another process has sent it
+                    with suppress(FileExistsError):  # another process has already sent it
                         write(target)
                 else:
                     self._put_temporary(target, write)

@@ -73,7 +73,7 @@ class Attempt:
 
 
 def is_workspace(folder: Path) -> bool:
-    """Return whether `folder` is a workspace. Its index may be lost."""
+    """Return True if `folder` is a workspace. Its index may be lost."""
     return (folder / INDEX).exists() or (folder / "store").is_dir()
 
 
@@ -214,7 +214,7 @@ class Store:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             (self.artifacts_dir / stage / fingerprint / name).rename(target)
-        except FileNotFoundError:  # another process has done it
+        except FileNotFoundError:  # another process has already done it
             return "it is gone already"
         return f"set aside as {target.relative_to(self.workspace)}"
 
@@ -241,7 +241,7 @@ class Store:
         return [Fingerprint(each[1]) for each in matches if each]
 
     def is_claimed(self, fingerprint: Fingerprint) -> bool:
-        """Return whether a process works on this stage run now."""
+        """Return True if a process works on this stage run now."""
         return claims.is_held(self._lock(fingerprint))
 
     def begin(self, run: str, stage: str, fingerprint: Fingerprint) -> Attempt:
@@ -276,7 +276,8 @@ class Store:
         return Attempt(attempt, stage, fingerprint, number, folder)
 
     def seal(self, attempt: Attempt, key: str, label: str, provenance: Mapping[str, Json]) -> Manifest:
-        """Digest the attempt's files, write the manifest, and sync all to the disk. Reads every byte once: run it in a thread.
+        """Digest the attempt's files, write the manifest, and sync all to the disk. Reads every byte once: run it in a
+        thread.
 
         Raises StageError if the attempt left no files, or files that an artifact may not contain; OSError.
         """
@@ -421,9 +422,9 @@ class Store:
     ) -> Iterator[list[tuple[Discrepancy, str]]]:
         """Compare the contents of every artifact with its manifest. Yields discrepancies with the actions taken.
 
-        `judge` may add findings for an undamaged artifact. Damaged artifacts are set aside, so that a run rebuilds them. In
-        a read-only workspace they stay. Other discrepancies are left to `repair`. Raises StateError for an artifact that
-        cannot be read or that another release wrote.
+        `judge` may add findings for an undamaged artifact. Damaged artifacts are set aside, so that a run rebuilds
+        them. In a read-only workspace they stay. Other discrepancies are left to `repair`. Raises StateError for an
+        artifact that cannot be read or that another release wrote.
         """
         for folder in self._artifact_folders():
             findings = _inspected(folder, contents=True)
@@ -544,7 +545,7 @@ class Store:
 
 
 def _is_log(latest: AttemptRow | None, name: str) -> bool:
-    """Return whether `name` is the directory of the latest, ended attempt at a stage run: it is kept for the log."""
+    """Return True if `name` is the directory of the latest, ended attempt at a stage run: it is kept for the log."""
     return latest is not None and latest.outcome is not None and latest.folder.name == name
 
 
@@ -554,7 +555,9 @@ def _names(folder: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except NotADirectoryError:
-        raise StateError(f"{folder} is not a directory", hint="trtllm-pipeline did not make it: move it away") from None
+        raise StateError(
+            f"{folder} is not a directory", hint="trtllm-pipeline did not create it: move it away"
+        ) from None
 
 
 def _obstacle(error: OSError, workspace: Path) -> str:

@@ -1,1 +1,1 @@
-"""Files with which a verified cell is served elsewhere: `pipeline export`."""
+"""Exports a verified cell as files that serve it elsewhere: `pipeline export`."""

@@ -1,16 +1,16 @@
-"""The bundle: a directory with all that serves one cell, which can be moved to any host and checked there.
+"""The bundle: a directory with everything needed to serve one cell. It can be moved to any host and checked there.
 
     engine/        the engine, or model/ alone with the weights
-    draft/         the model that drafts tokens, drafter/ its engine, visual/ the engine for images, and adapter/
-                   (adapter2/, ...) a LoRA adapter, if there is one; for an engine in Triton with the tensors that a
-                   client sends of it
+    draft/         the draft model, drafter/ its engine, visual/ the engine for images, and adapter/
+                   (adapter2/, ...) a LoRA adapter, if there is one; for an engine in Triton, with the tensors that a
+                   client sends for it
     model/         tokenizer, chat template, generation_config.json; config.json
-    repository/    what the server is started from; @BUNDLE@ stands for the bundle's directory
-    provenance/    of each artifact that it was made of: manifest, statement, signature; and what was measured
+    repository/    the server's input; @BUNDLE@ stands for the bundle's directory
+    provenance/    manifest, statement and signature of each source artifact; and the measurements
     start          starts the server
     README.md      the engine card
-    bundle.json    what it is, for programs
-    SHA256SUMS     of every other file: sha256sum -c SHA256SUMS
+    bundle.json    machine-readable description
+    SHA256SUMS     of all other files: sha256sum -c SHA256SUMS
 
 `docs/reference/formats.md` describes it.
 """
@@ -93,7 +93,7 @@ def write(deployment: Deployment, folder: Path) -> None:
 
 
 def write_tensors(deployment: Deployment, folder: Path) -> None:
-    """Next to each LoRA adapter, its tensors as an engine in Triton takes them."""
+    """Write each LoRA adapter's tensors next to it, in the form that an engine in Triton accepts."""
     adapters = companions.adapters(deployment.served.cell)
     if deployment.kind != "engine" or not adapters:
         return
@@ -105,21 +105,21 @@ def write_tensors(deployment: Deployment, folder: Path) -> None:
 
 
 def write_sums(folder: Path) -> None:
-    """Write the SHA-256 of every file below `folder` into SHA256SUMS, as `sha256sum -c` takes it."""
+    """Write the SHA-256 of every file below `folder` into SHA256SUMS, in the format of `sha256sum -c`."""
     names = [name for name in files(folder) if name != SUMS]
-    with ThreadPoolExecutor(os.cpu_count()) as threads:  # SHA-256 of one file takes one core
+    with ThreadPoolExecutor(os.cpu_count()) as threads:  # SHA-256 of one file keeps one core busy
         sums = threads.map(digests.sha256_of_file, (folder / name for name in names))
         lines = [f"{digest}  {name}\n" for digest, name in zip(sums, names, strict=True)]
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")
 
 
 def files(folder: Path) -> list[str]:
-    """Every file below `folder`, by its path from there, in order."""
+    """Every file below `folder`, by its relative path, sorted."""
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
 def _copy(source: Path, target: Path, *, small: bool = False) -> None:
-    """Copy a directory's files, symbolic links followed; with `small` without weights and directories.
+    """Copy a directory's files, following symbolic links; with `small`, without weights and directories.
 
     Copied, not linked: recipients may change the bundle, and the workspace must stay unchanged.
     """
@@ -135,7 +135,8 @@ def _copy(source: Path, target: Path, *, small: bool = False) -> None:
 
 
 def _fill(repository: Path, moved: Mapping[str, str]) -> list[str]:
-    """Write marks for the artifacts `moved`, by fingerprint, into a copied repository. Returns the command line of trtllm-serve, if it has one.
+    """Write marks for the artifacts `moved`, by fingerprint, into a copied repository. Returns the command line of
+    trtllm-serve, if it has one.
 
     Raises StateError for a path that leads elsewhere: it would not be there on another host.
     """
@@ -168,11 +169,11 @@ def _each(value: Any, moved: Mapping[str, str], path: Path) -> Any:
 
 def _marked(value: str, moved: Mapping[str, str], of: Path) -> str:
     match = _ARTIFACT.fullmatch(value)
-    if match is not None and match["fingerprint"] in moved:  # in whatever workspace it was written for
+    if match is not None and match["fingerprint"] in moved:  # regardless of the workspace that it was written for
         return f"{moved[match['fingerprint']]}{match['below']}"
     if match is not None or (value.startswith("/") and os.path.exists(value)):
         raise StateError(
-            f"{of.relative_to(of.parents[1])} refers to {value}, which is not part of what is exported",
+            f"{of.relative_to(of.parents[1])} refers to {value}, which is not part of the export",
             hint="a bundle holds the engine, the model's files and the repository; settings.repository may name others",
         )
     return value
@@ -214,6 +215,6 @@ def _about(deployment: Deployment) -> dict[str, Any]:
 
 
 def largest(folder: Path) -> Iterator[tuple[str, int]]:
-    """Every file with its size, the largest first."""
+    """Every file with its size, largest first."""
     sizes = {name: (folder / name).stat().st_size for name in files(folder)}
     yield from sorted(sizes.items(), key=lambda item: -item[1])

@@ -17,7 +17,7 @@ from trtllm_pipeline.serve.export.deployment import Deployment
 from trtllm_pipeline.tensorrt import JOB, catalog, companions
 
 _HUB_LICENCES: Final = {
-    # as recipes say it -> as Hugging Face's model cards list it
+    # name in recipes -> name in Hugging Face's model cards
     "Apache-2.0": "apache-2.0",
     "MIT": "mit",
     "BSD-3-Clause": "bsd-3-clause",
@@ -31,7 +31,7 @@ _HUB_LICENCES: Final = {
 }
 _NEEDS: Final = {
     catalog.EMBEDDED: "Linux with glibc 2.35 or newer, Python 3.10 to 3.12, and `pipeline` on PATH: trtllm-pipeline[embedded] {version}.",
-    "engine": "TensorRT-LLM {release} with Triton, as in the image `{image}`, and {gpus}. An engine runs with no other release and on no other kind of GPU.",
+    "engine": "TensorRT-LLM {release} with Triton, as in the image `{image}`, and {gpus}. An engine only runs with this release and on this kind of GPU.",
     "llmapi": "TensorRT-LLM {release} with Triton, as in the image `{image}`, and {gpus}.",
     "trtllm_serve": "TensorRT-LLM {release} with trtllm-serve, as in the image `{image}`, and {gpus}.",
 }
@@ -57,7 +57,7 @@ def _lines(deployment: Deployment) -> Iterator[str]:
     gpus = f"{deployment.world_size} GPU{'s' * (deployment.world_size != 1)} with compute capability {_capability(deployment.sm)}"
     needs = _NEEDS[deployment.kind]
     yield f"It needs {needs.format(version=__version__, release=deployment.release, image=deployment.image, gpus=gpus)}"
-    yield "No network is needed. `start` says which variables it takes. It listens on 127.0.0.1 unless HOST says otherwise;"
+    yield "No network is needed. `start` lists its variables. It listens on 127.0.0.1 unless HOST is set;"
     yield "there is no login. Then send a request:"
     yield ""
     yield "```sh"
@@ -71,7 +71,7 @@ def _lines(deployment: Deployment) -> Iterator[str]:
         [
             ("requests at a time", str(cell.max_batch_size)),
             ("tokens of a prompt", str(cell.isl)),
-            ("tokens of prompt and answer together", str(served.max_seq_len)),
+            ("tokens of prompt and output together", str(served.max_seq_len)),
             (
                 "GPUs",
                 f"{deployment.world_size} (tp {cell.tp}, pp {cell.pp}{f', ep {cell.ep}' if cell.ep > 1 else ''}{f', attention dp {cell.dp}' if cell.dp > 1 else ''})"
@@ -89,18 +89,18 @@ def _lines(deployment: Deployment) -> Iterator[str]:
     yield from _made(deployment)
     yield "## Licence"
     yield ""
-    yield f"The model's licence is {_licence(deployment)}. It applies to the weights, the engine made of them and the"
-    yield "tokenizer. Licence files that came with the model are in `model/`."
+    yield f"The model's licence is {_licence(deployment)}. It applies to the weights, the engine built from them and"
+    yield "the tokenizer. Licence files that came with the model are in `model/`."
 
 
 def ask(deployment: Deployment, address: str) -> str:
-    """A command line that asks the server at HOST:PORT."""
+    """A command line that sends a request to the server at HOST:PORT."""
     if deployment.kind == "trtllm_serve":
         body: dict[str, Any] = {"model": deployment.model, "prompt": "The capital of France is", "max_tokens": 8}
         return f"curl -s http://{address}/v1/completions -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
     body = {"text_input": "The capital of France is", "max_tokens": 8}
     body |= {} if deployment.kind == "llmapi" else {"bad_words": "", "stop_words": ""}
-    if deployment.sees:  # longer than a word of a command line may be
+    if deployment.sees:  # may exceed the length limit of a command-line argument
         body |= {"text_input": "Name one color of the image.", triton.IMAGE_INPUT: "data:image/jpeg;base64,%s"}
         command = f'printf {shlex.quote(json.dumps(body))} "$(base64 -w0 image.jpg)"'
         return f"{command} | curl -s http://{address}/v2/models/{deployment.model}/generate -d @-"
@@ -108,7 +108,7 @@ def ask(deployment: Deployment, address: str) -> str:
 
 
 def adapters(deployment: Deployment) -> Iterator[str]:
-    """How a request asks for each LoRA adapter; nothing without any."""
+    """How a request selects each LoRA adapter. Empty if there are none."""
     named = companions.adapters(deployment.served.cell)
     if not named:
         return
@@ -116,12 +116,14 @@ def adapters(deployment: Deployment) -> Iterator[str]:
     yield "## LoRA adapters"
     yield ""
     if deployment.kind == "engine":
-        yield "Send `lora_weights` and `lora_config` from an adapter's directory with its `lora_task_id`, over gRPC, in one request after"
-        yield "each start of the server. From then on `lora_task_id` alone asks for it. Without it the model itself answers."
+        yield "Send `lora_weights` and `lora_config` from an adapter's directory with its `lora_task_id`, over gRPC, in one request"
+        yield "after each start of the server. From then on, `lora_task_id` alone selects it. Without it, the base model"
+        yield "responds."
     else:
-        yield "A request asks for one as follows, PATH being the absolute path of the bundle. Without it the model itself answers."
+        yield "A request selects one as follows; PATH is the absolute path of the bundle. Without it, the base model"
+        yield "responds."
     if deployment.openai:
-        yield "The OpenAI endpoint does that itself: it offers each adapter as a model, `MODEL:ADAPTER`."
+        yield "The OpenAI endpoint does this itself: it offers each adapter as a model, `MODEL:ADAPTER`."
     fields = {
         "engine": '`"lora_task_id": {number}`',
         "llmapi": '`"lora_id": {number}, "lora_name": "{name}", "lora_path": "PATH/{place}"`',
@@ -168,7 +170,7 @@ def _licence(deployment: Deployment) -> str:
 
 
 def _base_model(deployment: Deployment) -> str | None:
-    """The model's name on Hugging Face, where its recipe has one."""
+    """The model's name on Hugging Face, if its recipe has one."""
     sources = deployment.served.cell.recipe.get("sources")
     for source in [deployment.served.cell.recipe.get("source"), *(sources if isinstance(sources, list) else ())]:
         if isinstance(source, dict) and isinstance(source.get("hugging_face"), str):
@@ -211,7 +213,7 @@ def _performance(deployment: Deployment) -> Iterator[str]:
     )
     findings = deployment.result.warnings
     if findings:
-        yield "What the measurement says of itself:"
+        yield "Notes on the measurement:"
         yield ""
         yield from (f"- {_plain(each)}" for each in findings)
         yield ""
@@ -261,12 +263,12 @@ def _made(deployment: Deployment) -> Iterator[str]:
         yield ""
     rows = [(stage, each.fingerprint, f"{each.duration_s:.0f}") for stage, each in artifacts.items()]
     yield from _table(("stage", "fingerprint", "seconds"), rows)
-    yield "A fingerprint is the hash of all that the result depends on; `provenance/` has the manifests, with digests of"
-    yield "every file."
+    yield "A fingerprint is the hash of everything that the result depends on; `provenance/` has the manifests,"
+    yield "with digests of every file."
     yield ""
     commands = {stage: _commands(artifact, artifacts) for stage, artifact in artifacts.items()}
     if any(commands.values()):
-        yield "Command lines of others' programs:"
+        yield "Command lines of external programs:"
         yield ""
         yield "```sh"
         for stage, lines in commands.items():
@@ -276,7 +278,7 @@ def _made(deployment: Deployment) -> Iterator[str]:
 
 
 def _commands(artifact: Artifact, artifacts: Mapping[str, Artifact]) -> list[str]:
-    """Command lines of a stage but our own, with the names of artifacts in place of their directories."""
+    """Command lines of a stage's external programs, with artifact names in place of their directories."""
     job = read_object(artifact.folder / JOB) or {}
     folders = {str(each.out): f"${stage.upper()}" for stage, each in artifacts.items()}
     folders |= {str(job.get("out")): "$OUT", str(job.get("attempt")): "$ATTEMPT"}
@@ -296,7 +298,7 @@ def _number(value: float | None) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text in which Markdown means nothing."""
+    """Text without Markdown syntax."""
     return re.sub(r"([\\`*_{}\[\]<>#|])", r"\\\1", text.replace("\n", " "))
 
 

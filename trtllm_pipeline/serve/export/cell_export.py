@@ -1,6 +1,6 @@
-"""One verified cell -> files with which it is served elsewhere.
+"""Exports one verified cell as files that serve it elsewhere.
 
-All container targets serve the bundle: they mount it read-only at one place and run its `start`.
+All container targets serve the bundle: they mount it read-only at a fixed path and run its `start`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _READY: Final = {
     "lws": "--for=condition=available {limit} leaderworkerset/{name}",
     "kserve": "--for=condition=ready {limit} inferenceservice/{name}",
 }
-"""Target in a cluster -> what `kubectl wait` waits for."""
+"""Target in a cluster -> the condition for `kubectl wait`."""
 
 
 def check_targets(deployment: Deployment, targets: Sequence[str]) -> None:
@@ -42,7 +42,7 @@ def check_targets(deployment: Deployment, targets: Sequence[str]) -> None:
         if one is not None:
             raise UsageError(
                 f"--to {one}: {deployment.world_size} GPUs are more than the {deployment.gpus_per_node} of a node",
-                hint="--to lws runs it on several nodes; --gpus-per-node N says how many GPUs yours have",
+                hint="--to lws runs it on several nodes; --gpus-per-node N if yours have more",
             )
         if deployment.kind == "llmapi":
             raise UsageError(
@@ -58,12 +58,13 @@ def check_targets(deployment: Deployment, targets: Sequence[str]) -> None:
 
 
 def export_targets(deployment: Deployment, targets: Sequence[str], folder: Path) -> dict[str, Path]:
-    """Write each of `targets` into a directory of its name below the empty `folder`. Returns the directories.
+    """Write each of `targets` into a directory of the same name below the empty `folder`. Returns the directories.
 
-    An incomplete export is removed: a full disk leaves nothing that looks finished. Raises UsageError, StateError, OSError.
+    An incomplete export is removed: a full disk leaves nothing that looks finished. Raises UsageError, StateError,
+    OSError.
     """
     check_targets(deployment, targets)
-    # A hub gets a bundle. Both are the same if both are requested.
+    # A hub gets a bundle. If both are requested, they are the same.
     wanted = list(dict.fromkeys("bundle" if each == "hub" else each for each in targets))
     with _whole_or_nothing(folder):
         for target in wanted:
@@ -74,7 +75,7 @@ def export_targets(deployment: Deployment, targets: Sequence[str], folder: Path)
 
 
 def next_steps(deployment: Deployment, store: Store, folders: Mapping[str, Path]) -> dict[str, list[str]]:
-    """By target, the commands to type after the export to `directories`: each container target serves a bundle."""
+    """The commands to type after the export to `directories`, by target. Each container target serves a bundle."""
     targets = [target for target in folders if target == "compose" or target in _READY]
     if not targets:
         return {}

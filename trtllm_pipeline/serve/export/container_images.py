@@ -1,6 +1,6 @@
-"""Container images that serve a bundle: NVIDIA's Triton with TensorRT-LLM by release, and our own for CPUs.
+"""Container images that serve a bundle: NVIDIA's Triton with TensorRT-LLM by release, and ours for CPUs.
 
-The table is that of docs/reference/images.md, which says where each row comes from; a test compares the two.
+The table matches docs/reference/images.md, which names the source of each row; a test compares the two.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from trtllm_pipeline.tensorrt import releases
 
 TRITON: Final = "nvcr.io/nvidia/tritonserver"
 FIRST_TRTLLM: Final = "0.20.0"
-"""First release with an image of its own, without Triton, so for trtllm-serve."""
+"""First release with its own image without Triton, for trtllm-serve."""
 CPU: Final = f"trtllm-pipeline-cpu:{__version__}"
-"""What `Dockerfile.cpu` makes: the embedded toolchain and the gateway. No registry has it."""
+"""Built from `Dockerfile.cpu`: the embedded toolchain and the gateway. It is in no registry."""
 TAGS: Final = {
     "0.8.0": "24.02",
     "0.9.0": "24.05",
@@ -40,7 +40,7 @@ TAGS: Final = {
     "1.2.0": "26.03",
     "1.2.1": "26.07",
 }
-"""Release of TensorRT-LLM -> the newest monthly release of Triton whose image has it."""
+"""Release of TensorRT-LLM -> the newest monthly Triton release whose image has it."""
 
 
 _PART: Final = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
@@ -60,11 +60,11 @@ class ImageReference(NamedTuple):
 
 
 def parts(image: str) -> ImageReference:
-    """The parts of an image reference. Raises UsageError for a text that is not one."""
+    """The parts of an image reference. Raises UsageError for other text."""
     match = _REFERENCE.fullmatch(image)
     if match is None:
         raise UsageError(
-            f"--image {image!r}: expected [REGISTRY/]NAME[:TAG][@sha256:DIGEST], the name in lower case",
+            f"--image {image!r}: expected [REGISTRY/]NAME[:TAG][@sha256:DIGEST], with a lower-case name",
             hint="for example registry.example.org/team/triton:24.12",
         )
     return ImageReference(match["name"], match["tag"], match["digest"])
@@ -73,7 +73,7 @@ def parts(image: str) -> ImageReference:
 def image_for(release: str, *, triton: bool) -> str:
     """The published image with exactly this release. Raises UsageError if none is known.
 
-    An engine only runs with the release that built it, so the nearest one will not do.
+    An engine only runs with the release that built it, so a nearby release will not do.
     """
     if not triton:
         from packaging.version import Version
@@ -83,6 +83,6 @@ def image_for(release: str, *, triton: bool) -> str:
     if release not in TAGS:
         raise UsageError(
             f"no image with TensorRT-LLM {release} is known",
-            hint="name yours: --image REGISTRY/NAME:TAG; docs/reference/images.md",
+            hint="specify yours: --image REGISTRY/NAME:TAG; docs/reference/images.md",
         )
     return f"{TRITON}:{TAGS[release]}-trtllm-python-py3"

@@ -17,18 +17,18 @@ from trtllm_pipeline.tensorrt import MODEL as LLMAPI_MODEL
 from trtllm_pipeline.tensorrt import SERVE_FILE, catalog, companions
 
 DEFAULT_LOAD_S: Final = 200.0
-"""Assumed load time of a server without a measurement. Three times that is ten minutes."""
+"""Assumed load time of a server without a measurement. Three times this is ten minutes."""
 VOLUME_BYTES_PER_S: Final = 100_000_000
 """Assumed read rate of a volume. The machine that measured the load time may have read the weights from its page cache."""
 _GIB: Final = 1 << 30
 _LABEL_DOMAIN: Final = "app.kubernetes.io"
 BESIDE: Final = (*companions.NAMES, catalog.DRAFTER, catalog.VISUAL)
-"""Inputs of a server other than its engine or weights: a directory of the bundle for each, with the same name."""
+"""Server inputs other than the engine or weights: the bundle has a directory of the same name for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """One verified cell, as templates and the card read it."""
+    """One verified cell, as used by templates and the card."""
 
     served: served_cell.ServedCell
     result: CellResult
@@ -37,20 +37,20 @@ class Deployment:
     kind: str
     """`embedded`, `engine` (Triton with an engine), `llmapi` (Triton with the LLM API) or `trtllm_serve`."""
     release: str | None
-    """Of TensorRT-LLM."""
+    """TensorRT-LLM release."""
     image: str
     world_size: int
     """GPUs; 0 for the embedded toolchain."""
     gpus_per_node: int
     gpu: str | None
-    """Name of the GPU that it was verified on."""
+    """Name of the GPU on which it was verified."""
     sm: int | None
     load_s: float | None
     """Seconds from the start of the server until it was ready, if measured."""
     bundle_bytes: int
     memory_bytes: int
     memory_from: str
-    """What `memory_bytes` follows from, in words."""
+    """Source of `memory_bytes`, in words."""
     cpus: int
     openai: bool
     """True if it has a gateway."""
@@ -61,7 +61,7 @@ class Deployment:
     @property
     def model(self) -> str:
         """Model name in requests to the server."""
-        if self.kind == "trtllm_serve":  # the last part of the path that trtllm-serve is given
+        if self.kind == "trtllm_serve":  # the last part of the path given to trtllm-serve
             return "model" if self.served.engine is None else "engine"
         if self.kind == "llmapi":
             return LLMAPI_MODEL
@@ -69,12 +69,12 @@ class Deployment:
 
     @property
     def sees(self) -> bool:
-        """True if each request to it has an image."""
+        """True if each request to it includes an image."""
         return catalog.VISUAL in self.served.launch.inputs
 
     @property
     def nodes(self) -> int:
-        """Hosts that its ranks take."""
+        """Hosts that its ranks need."""
         return max(1, -(-self.world_size // self.gpus_per_node))
 
     @property
@@ -83,23 +83,23 @@ class Deployment:
 
     @property
     def ready_path(self) -> str:
-        """Answers 200 when the server and its models are ready."""
+        """Returns 200 when the server and its models are ready."""
         return "/health" if self.kind == "trtllm_serve" else "/v2/health/ready"
 
     @property
     def live_path(self) -> str:
-        """Answers 200 as long as the server lives."""
+        """Returns 200 as long as the server is alive."""
         return "/health" if self.kind == "trtllm_serve" else "/v2/health/live"
 
     @property
     def start_limit_s(self) -> int:
-        """How long it may take to start: three times the measured time, or a cold read of the bundle if that takes longer."""
+        """Timeout of the start: three times the measured time, or a cold read of the bundle if that takes longer."""
         cold_s = self.bundle_bytes / VOLUME_BYTES_PER_S
         return max(60, math.ceil(max(3 * (self.load_s or DEFAULT_LOAD_S), cold_s) / 10) * 10)
 
     @property
     def start_limit_words(self) -> str:
-        """Where `start_limit_s` comes from."""
+        """Explains `start_limit_s`."""
         loaded = (
             f"The load time was not measured; {DEFAULT_LOAD_S:.0f} s are assumed."
             if self.load_s is None
@@ -125,12 +125,12 @@ class Deployment:
 
     @property
     def gpu_product(self) -> str | None:
-        """The node label that chooses the GPU."""
+        """The node label that selects the GPU."""
         return None if self.gpu is None else kubernetes_names.gpu_product(self.gpu)
 
     @property
     def storage(self) -> str:
-        """Size of the volume: the bundle, and room for a tenth more."""
+        """Size of the volume: the bundle plus a tenth."""
         return f"{max(1, math.ceil(self.bundle_bytes * 1.1 / _GIB))}Gi"
 
     @property
@@ -139,12 +139,12 @@ class Deployment:
 
     @property
     def memory(self) -> str:
-        """`memory_bytes` as Kubernetes writes it."""
+        """`memory_bytes` in Kubernetes notation."""
         return f"{math.ceil(self.memory_bytes / _GIB)}Gi"
 
     @property
     def memory_limit(self) -> str:
-        """Twice that: the limit at which the kernel ends a server that grew without bounds."""
+        """Twice that: the limit at which the kernel kills a server with a memory leak."""
         return f"{2 * math.ceil(self.memory_bytes / _GIB)}Gi"
 
 
@@ -169,7 +169,7 @@ def check(served: served_cell.ServedCell, store: Store, policy: provenance.Polic
     run = next(run for run in _runs(served) if run.stage.name == "repository")
     made_of = [served.plan.stage_runs[each].stage.name for each in run.inputs.values()]
     if missing := [stage for stage in made_of if stage not in served.artifacts]:
-        problem = f"{missing[0]} is missing, which its repository was made of"
+        problem = f"{missing[0]} is missing, which its repository was built from"
     if problem is None and "smoke" not in served.artifacts:
         problem = "its server was never tested (smoke)"
     if problem is not None:
@@ -177,10 +177,10 @@ def check(served: served_cell.ServedCell, store: Store, policy: provenance.Polic
             f"{served.cell.id} is not verified: {problem}", hint=served_cell.run_command(served.request, store)
         )
     for artifact in served.all_artifacts.values():
-        for found in manifest.inspect(artifact.folder, contents=True):
-            if found.kind is manifest.Kind.DAMAGED:
+        for finding in manifest.inspect(artifact.folder, contents=True):
+            if finding.kind is manifest.Kind.DAMAGED:
                 raise StateError(
-                    f"{found}: nothing is exported from damaged files",
+                    f"{finding}: nothing is exported from damaged files",
                     hint=f"pipeline store verify --workspace {store.workspace} sets them aside; then run again",
                 )
     provenance.require((artifact.folder for artifact in served.artifacts.values()), policy)
@@ -199,14 +199,14 @@ def describe(
     api_keys: bool = True,
     storage_class: str | None = None,
 ) -> Deployment:
-    """The deployment of a checked cell. Raises UsageError for what cannot be deployed like that."""
+    """The deployment of a checked cell. Raises UsageError for a cell that cannot be deployed."""
     cell, machine = served.cell, served.plan.machine
     kind = _kind(served)
     world_size = 0 if kind == catalog.EMBEDDED else cell.tp * cell.pp
     release = machine.tensorrt_llm.release if kind != catalog.EMBEDDED and machine.tensorrt_llm else None
     if cell.settings["serve"]["frontend"] == "triton_openai":
         raise UsageError(
-            "what Triton's own OpenAI front end serves is not exported",
+            "cells served by Triton's own OpenAI front end are not exported",
             hint="--set settings.serve.frontend=triton; --openai puts the gateway in front of it",
         )
     if cell.settings["serve"]["frontend"] == "disaggregated":
@@ -254,7 +254,7 @@ def describe(
 
 def _image(given: str | None, kind: str, release: str | None) -> str:
     if given is not None:
-        container_images.parts(given)  # refuses what is not one
+        container_images.parts(given)  # refuses invalid references
         return given
     return (
         container_images.CPU if release is None else container_images.image_for(release, triton=kind != "trtllm_serve")
@@ -270,18 +270,18 @@ def _kind(served: served_cell.ServedCell) -> str:
 
 
 def _memory(served: served_cell.ServedCell, store: Store, bundle_bytes: int) -> tuple[int, str]:
-    """Host memory that the server takes, `/dev/shm` included, and what that follows from: as a plan has it."""
+    """Host memory that the server needs, including `/dev/shm`, and the source of the figure: the same as in a plan."""
     host, shared = served.host_memory(store)
     if host is None:
-        return bundle_bytes + 8 * _GIB, "the size of the weights, and 8 GiB: the model's numbers are not known"
-    margin = f"and {host.error:.0%} more, which the estimate may be wrong by"
+        return bundle_bytes + 8 * _GIB, "the size of the weights plus 8 GiB: the model's dimensions are not known"
+    margin = f"plus {host.error:.0%} for the estimate's error"
     if host.measured:
         return host.most + shared, f"what {count(host.measured, 'such server')} took, {margin}"
     return host.most + shared, f"the server's estimated memory, {margin}, not measured"
 
 
 def _load_s(served: served_cell.ServedCell, store: Store) -> float | None:
-    """Seconds from the start of the launch stage to that of the smoke test, which waits for nothing else."""
+    """Seconds from the start of the launch stage to that of the smoke test, which only waits for the server."""
     smoke = next((run for run in _runs(served) if run.stage.name == "smoke"), None)
     if smoke is None:
         return None
@@ -302,7 +302,7 @@ def _runs(served: served_cell.ServedCell) -> list[StageRun]:
 
 
 def disk_bytes(folder: Path) -> int:
-    """Bytes of all regular files below `folder`, each inode counted once; symbolic links count nothing."""
+    """Bytes of all regular files below `folder`. Each inode counts once, symbolic links do not count."""
     sizes: dict[tuple[int, int], int] = {}
     for base, _, files in os.walk(folder):
         for name in files:

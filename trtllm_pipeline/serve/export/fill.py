@@ -1,4 +1,4 @@
-"""Fetches a bundle from a hub into a directory and checks every file. Needs Python 3.9 or newer and nothing else.
+"""Fetches a bundle from a hub into a directory and checks every file. Requires only Python 3.9 or newer.
 
 It is copied into a ConfigMap, and run by a job with the volume:  python3 fill.py FOLDER
 
@@ -8,7 +8,7 @@ HUB          huggingface (default) or modelscope
 HF_ENDPOINT, MODELSCOPE_ENDPOINT   another address of the hub, such as a mirror
 TOKEN        for a private repository
 
-Present files with the right digest are kept, so an interrupted run continues.
+Existing files with the right digest are kept, so an interrupted run continues.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def address(name: str) -> str:
 
 
 class SameHost(urllib.request.HTTPRedirectHandler):
-    """Sends the token to the hub alone, not to where its files lie."""
+    """Sends the token only to the hub, not to its file hosts."""
 
     def redirect_request(self, req: urllib.request.Request, *more: Any) -> urllib.request.Request | None:
         """The request that follows a redirect."""
@@ -73,7 +73,7 @@ def fetch(name: str, target: Path) -> str:
 
 
 def fetch_once(name: str, target: Path) -> str:
-    """As `fetch`, without trying again. Raises OSError, ValueError."""
+    """As `fetch`, without retries. Raises OSError, ValueError."""
     token = os.environ.get("TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     request = urllib.request.Request(address(name), headers=headers)  # noqa: S310  the user's own hub
@@ -85,7 +85,7 @@ def fetch_once(name: str, target: Path) -> str:
             digest.update(chunk)
             received += len(chunk)
     if expected is not None and received != int(expected):
-        raise ValueError(f"{received} of {expected} bytes came")
+        raise ValueError(f"{received} of {expected} bytes received")
     part.replace(target)
     return digest.hexdigest()
 
@@ -101,7 +101,7 @@ def sha256(path: Path) -> str:
 
 def main(folder: Path) -> None:
     """Fill `folder`. Raises FillError, KeyError for a variable that is not set."""
-    sums = folder / ".SHA256SUMS"  # put in place last: with it the bundle is whole
+    sums = folder / ".SHA256SUMS"  # moved into place last: its presence marks a complete bundle
     fetch("SHA256SUMS", sums)
     for line in sums.read_text(encoding="utf-8").splitlines():
         wanted, _, name = line.partition("  ")
@@ -117,7 +117,7 @@ def main(folder: Path) -> None:
             path.unlink()
             raise FillError(f"{name}: its SHA-256 is {error}, expected {wanted}")
         print(f"fetched: {name}", flush=True)  # noqa: T201
-    (folder / "start").chmod(0o755)  # hubs know no modes
+    (folder / "start").chmod(0o755)  # hubs do not store file modes
     sums.replace(folder / "SHA256SUMS")
 
 

@@ -1,4 +1,4 @@
-"""A bundle on Hugging Face, as `huggingface_hub` uploads it; by default it only says what it would upload."""
+"""Uploads a bundle to Hugging Face with `huggingface_hub`; by default it only reports what it would upload."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trtllm_pipeline.serve.export.bundle import largest
 
 
 def check_repository(name: str | None) -> None:
-    """Raise UsageError for what cannot be a repository's name."""
+    """Raise UsageError for an invalid repository name."""
     if name is None:
         raise UsageError("--to hub: which repository?", hint="--repository ORGANIZATION/NAME")
     from huggingface_hub.errors import HFValidationError
@@ -28,7 +28,7 @@ def check_repository(name: str | None) -> None:
 
 
 def publish(folder: Path, repository: str, *, message: str, upload: bool, private: bool) -> dict[str, Any]:
-    """Upload the bundle in `folder`, or only say what would be uploaded.
+    """Upload the bundle in `folder`, or only report what would be uploaded.
 
     Returns `repository`, `url` of the commit (None when nothing was uploaded) and `files` with their sizes. The
     repository is created if it is missing. Raises DownloadError with our own message.

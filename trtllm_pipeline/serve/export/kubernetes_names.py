@@ -1,4 +1,4 @@
-"""Names and labels that Kubernetes takes, from whatever cells and models are called."""
+"""Converts names of cells and models to valid Kubernetes names and labels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from trtllm_pipeline.base import UsageError
 
 LONGEST: Final = 40
-"""Length limit of a composed name: derived names (pods, their host names) have to stay below 63."""
+"""Length limit of a composed name: derived names (of pods and their hosts) must stay below 63."""
 _DNS_SUBDOMAIN: Final = re.compile(
     r"(?=.{1,253}\Z)[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*"
 )
@@ -32,7 +32,7 @@ def dns_label(text: str) -> str:
 
 
 def checked_name(option: str, name: str) -> str:
-    """`name`, if it can name Kubernetes objects as it is. Raises UsageError."""
+    """`name`, if it is valid for Kubernetes objects. Raises UsageError."""
     if len(name) > LONGEST or not _DNS_LABEL.fullmatch(name):
         raise UsageError(
             f"{option} {name!r}: expected at most {LONGEST} lower-case letters, digits and dashes, a letter first",
@@ -42,7 +42,7 @@ def checked_name(option: str, name: str) -> str:
 
 
 def checked_storage_class(name: str) -> str:
-    """`name`, if a storage class can have it. Raises UsageError."""
+    """`name`, if it is valid for a storage class. Raises UsageError."""
     if not _DNS_SUBDOMAIN.fullmatch(name):
         raise UsageError(
             f"--storage-class {name!r}: expected lower-case letters, digits, dashes and dots",

@@ -1,6 +1,6 @@
-"""The files of containers: Docker Compose, Kubernetes, LeaderWorkerSet and KServe, from the templates next to this module.
+"""Container files: Docker Compose, Kubernetes, LeaderWorkerSet and KServe, from the templates next to this module.
 
-A template is the file as its reader sees it, comments and all; every value goes through `yaml`, which quotes it.
+A template is the file as its reader sees it, with comments. Every value goes through `yaml`, which quotes it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TEMPLATES: Final = Path(__file__).with_name("templates")
 MODELS: Final = "/models"
-"""Where containers find the bundle."""
+"""Path of the bundle in containers."""
 KEYS: Final = "/etc/gateway-keys"
 """Path of the Secret with a gateway's API keys in Kubernetes."""
 GATEWAY_PORT: Final = 8080
@@ -53,7 +53,7 @@ def write_lws(deployment: Deployment, folder: Path) -> None:
 def write_kserve(deployment: Deployment, folder: Path) -> None:
     """As `write_kubernetes`, with a ServingRuntime and an InferenceService."""
     name = deployment.name
-    labels = {"serving.kserve.io/inferenceservice": name, "component": "predictor"}  # as KServe labels its pods
+    labels = {"serving.kserve.io/inferenceservice": name, "component": "predictor"}  # KServe's labels for its pods
     _write_base(deployment, folder, _KSERVE, service=f"{name}-predictor", server_labels=labels, kserve=True)
 
 
@@ -128,7 +128,7 @@ def _render(name: str, deployment: Deployment, folder: Path, *, target: str | No
         return _environment().get_template(f"{name}.yaml.j2").render({**known, "part": part, **more}).rstrip("\n")
 
     text = _environment().get_template(f"{name}.j2").render({**known, "part": part})
-    # A part that is empty for this cell leaves a line of blanks.
+    # A part that is empty for this cell leaves blank lines.
     lines = [line.rstrip() for line in text.splitlines() if line.strip() or not line]
     (folder / (target or name)).write_text("\n".join(lines) + "\n", encoding="utf-8")
 

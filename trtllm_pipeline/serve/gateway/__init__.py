@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def run(config: GatewayConfig, folder: Path, announce: Announce) -> None:
-    """`server.run`. Raises UsageError where its packages are not installed as well."""
+    """Runs `server.run`. Raises UsageError if a required package is missing."""
     require_packages()
     from trtllm_pipeline.serve.gateway import gateway_server
 
@@ -22,7 +22,7 @@ def run(config: GatewayConfig, folder: Path, announce: Announce) -> None:
 
 
 def require_packages() -> None:
-    """Raises UsageError if a required package is not installed."""
+    """Raises UsageError if a required package is missing."""
     try:
         import trtllm_pipeline.serve.gateway.gateway_server  # noqa: F401
     except ImportError as error:

@@ -14,7 +14,7 @@ from trtllm_pipeline.serve.gateway.gateway_config import GatewayConfig
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the gateway that a file describes. Writes gateway.json next to it and prints it as a line."""
+    """Run the gateway that a file describes. Writes gateway.json next to it, and prints it as one line."""
     if len(argv) != 1:
         print("usage: python -m trtllm_pipeline.serve.gateway CONFIG.json", file=sys.stderr)  # noqa: T201
         return 2
@@ -29,8 +29,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _announce(told: Mapping[str, Any]) -> None:
-    print(json.dumps(told), flush=True)  # noqa: T201
+def _announce(content: Mapping[str, Any]) -> None:
+    print(json.dumps(content), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Admission of requests to a model: limits on those in progress and those waiting. The rest is refused."""
+"""Admits requests to a model: limits the number in progress and the number waiting, and rejects the others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trtllm_pipeline.serve.gateway.api_error import ApiError
 
 
 class Admission:
-    """Places at one model, given in the order of arrival. A request with several choices takes a place for each."""
+    """Places at one model, assigned in order of arrival. A request with several choices takes a place for each."""
 
     def __init__(self, places: int, queue: int, timeout_s: float) -> None:
         self.places = places
@@ -30,14 +30,16 @@ class Admission:
         return True
 
     async def wait(self, count: int) -> None:
-        """Wait for `count` places. Raises ApiError 429 when too many wait already, or for too long."""
+        """Wait for `count` places. Raises ApiError 429 if too many requests are waiting already, or the wait takes too
+        long.
+        """
         if len(self._waiting) >= self.queue:
             raise self._busy(f"{self.taken} requests are in progress and {len(self._waiting)} wait", "queue_full")
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         entry = (count, turn)
         self._waiting.append(entry)
-        # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the turn.
+        # Not wait_for: before Python 3.12, it loses a cancellation that arrives together with the turn.
         timer = loop.call_later(self._timeout_s, self._expire, entry)
         try:
             await turn
@@ -49,16 +51,16 @@ class Admission:
             timer.cancel()
             if entry in self._waiting:
                 self._waiting.remove(entry)
-                self._admit()  # who waits behind a larger request may fit
+                self._admit()  # a request behind a larger one may fit
 
     def _expire(self, entry: tuple[int, asyncio.Future[None]]) -> None:
         if not entry[1].done():
             self._waiting.remove(entry)
             entry[1].set_exception(self._busy(f"no place was free within {self._timeout_s:g} s", "queue_timeout"))
-            self._admit()  # now: the time of who waits behind it may be over as well
+            self._admit()  # now: the time of the request behind it may be over as well
 
     def leave(self, count: int = 1) -> None:
-        """Give places back."""
+        """Release places."""
         self.taken -= count
         self._admit()
 

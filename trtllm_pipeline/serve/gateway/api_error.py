@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API says them: a status, and an object with message, type, param and code."""
+"""Errors in the form of OpenAI's API: a status, and an object with message, type, param and code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TYPES: Final = {401: "authentication_error", 403: "permission_error", 404: "not
 
 
 class ApiError(Exception):
-    """A request that is answered with an error. `reason` is one word for metrics."""
+    """An error response to a request. `reason` is one word for metrics."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> bytes:
-        """The JSON that a client gets, in a response or in an event of a stream that has started."""
+        """The JSON for the client, in a response or in an event of a stream that has started."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return json.dumps({"error": error}, ensure_ascii=False).encode(errors="replace")
@@ -53,5 +53,5 @@ def bad(param: str, message: str, *, code: str = "invalid_value") -> ApiError:
 
 
 def unavailable(message: str) -> ApiError:
-    """503: the server behind the gateway is not there at the moment."""
+    """503: the server behind the gateway is currently unavailable."""
     return ApiError(503, message, code="server_unavailable", retry_after_s=RETRY_AFTER_S, reason="unavailable")

@@ -1,4 +1,4 @@
-"""One answer of a request while it is generated: what the server sends becomes text without stop words, reasoning and calls."""
+"""One choice of a request while it is generated: turns server output into text without stop words, reasoning and calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from trtllm_pipeline.serve.gateway.dialects import AnswerParser
 
 CUT: Final = "\ufffd"
-"""A part of a character."""
+"""Part of a character."""
 
 
 class Token(NamedTuple):
@@ -27,10 +27,10 @@ class Token(NamedTuple):
 
 
 class Choice(session.Answer):
-    """The answer as it arrives. `deltas` waits to be sent, and the sender takes it. `changed` is called after each response with
-    its number of tokens and whether there is output in it, and at the end.
+    """One choice as it arrives. `deltas` waits for the sender to take it. `changed` is called after each response with
+    its number of tokens and whether it has output, and at the end.
 
-    Texts that arrive between sends are joined, so an unread response takes only the memory of its text.
+    Texts that arrive between sends are joined, so an unread response uses no memory beyond its text.
     """
 
     __slots__ = (
@@ -66,16 +66,16 @@ class Choice(session.Answer):
         enough: Callable[[Choice], None],
         count: Callable[[str], int] | None = None,
     ) -> None:
-        """`count`: tokens of a text, if a response has several and the server may not count them."""
+        """`count`: counts the tokens of a text, for servers that send several per response without counting them."""
         super().__init__()
         self.index = index
         self.deltas: list[Delta] = []
         self.tokens: list[Token] = []
         self.finish: str | None = None
-        """Why it ended, in OpenAI's words; None while it is generated."""
+        """The finish reason in OpenAI's terms. None while it is generated."""
         self.failure: ApiError | None = None
         self.calls = 0
-        """Tools that it calls."""
+        """Number of tool calls."""
         self.max_tokens = max_tokens
         self.responses = 0
         self.wants_tokens = wants_tokens
@@ -90,11 +90,11 @@ class Choice(session.Answer):
 
     @property
     def raw(self) -> str:
-        """All text that the server sent."""
+        """All text from the server."""
         return "".join(self._raw)
 
     def received(self, now_ns: int, text: str, tokens: int | None, *, reasoning: bool = False) -> None:  # noqa: ARG002
-        """Take one response of the server."""
+        """Process one response of the server."""
         if self.finish is not None:
             return
         if self.first_event_ns is None:
@@ -110,12 +110,14 @@ class Choice(session.Answer):
             self._changed(self, tokens or 0, False)
 
     def whole(self) -> None:
-        """The server has ended it: what is sent next can have the end in it."""
+        """The server has completed it, so the next send may include the end."""
         if self.responses:  # an end without any response is a failure
             self.end()
 
     def _added(self, text: str) -> str:
-        """The new text of a response that repeats all text so far. A split character comes whole with a later one."""
+        """The new text of a response that repeats all text so far. A split character is returned whole with a later
+        response.
+        """
         whole = text.rstrip(CUT)
         length = len(self._accumulated)
         if len(whole) <= length or not whole.startswith(self._accumulated):
@@ -128,7 +130,7 @@ class Choice(session.Answer):
         shown = self._stops.feed(text)
         stopped = self._stops.found is not None
         if self.wants_tokens and (shown or not stopped):
-            last = -(tokens or 0)  # some servers repeat those of earlier responses
+            last = -(tokens or 0)  # some servers repeat the tokens of earlier responses
             self.tokens.append(Token(shown if stopped else text, self.log_probs[last:], self.top_log_probs[last:]))
         self._changed(self, tokens or 0, self._put(shown))
         if stopped or (self._parser is not None and self._parser.done):
@@ -136,7 +138,7 @@ class Choice(session.Answer):
             self.enough(self)
 
     def _put(self, text: str) -> bool:
-        """Add text without stop words. Returns whether that is output yet."""
+        """Add text, without stop words. Returns whether it contains output."""
         if not text:
             return False
         return self._append((Content(text),) if self._parser is None else self._parser.feed(text))
@@ -156,7 +158,7 @@ class Choice(session.Answer):
         return bool(deltas)
 
     def end(self, reason: str | None = None) -> None:
-        """It has ended. Without a reason, it ended normally."""
+        """Mark it as ended. Without a reason, it ended normally."""
         if self.finish is not None:
             return
         output = self._put(self._stops.end())
@@ -172,7 +174,7 @@ class Choice(session.Answer):
         self._changed(self, 0, output)
 
     def fail(self, failure: ApiError) -> None:
-        """It has failed; what came before stays."""
+        """Mark it as failed. Earlier output is kept."""
         if self.finish is None:
             self.finish, self.failure = "error", failure
             self._changed(self, 0, False)

@@ -1,4 +1,4 @@
-"""The events sent to a client while its responses are generated. Tasks fill a feed, and the sender empties it."""
+"""The events for a client while its responses are generated. Tasks fill a feed, and the sender empties it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Waking:
     def __init__(self, *, stream: bool) -> None:
         self.stream = stream
         self.gone = False
-        """The client has left."""
+        """True if the client has disconnected."""
         self.tasks: list[asyncio.Task[None]] = []
         """The tasks that fill it. Cancelled when the rest is not needed."""
         self._wake: asyncio.Future[None] | None = None
@@ -49,13 +49,13 @@ class _Waking:
         self._new = False
 
     def leave(self) -> None:
-        """The client has left: end what fills it."""
+        """The client has disconnected: end the tasks that fill it."""
         self.gone = True
         self.cancel()
         self.changed()
 
     def cancel(self) -> None:
-        """End what fills it."""
+        """End the tasks that fill it."""
         for task in self.tasks:
             task.cancel()
 
@@ -79,7 +79,7 @@ class PassedFeed(_Waking):
 
     @property
     def failure(self) -> ApiError | None:
-        """Why it is not whole."""
+        """The reason why it is incomplete."""
         return self.passed.failure
 
     @property
@@ -88,23 +88,23 @@ class PassedFeed(_Waking):
         return self.passed.over
 
     def take(self) -> bytes:
-        """The events that can be sent now. A whole response only when it is complete."""
+        """The events that are ready to be sent. A response that is not streamed is sent when it is complete."""
         if not self.stream and (not self.passed.over or self.failure is not None):
             return b""
         return self.passed.take()
 
     def fail(self, failure: ApiError) -> None:
-        """Give it up."""
+        """Stop and mark it as failed."""
         self.passed.end(failure)
         self.cancel()
 
     def usage(self) -> TokenUsage:
-        """The server's counts, as far as it sent them."""
+        """The server's token counts, as far as it sent them."""
         return TokenUsage(*(_count(self.passed.usage.get(name)) for name in ("prompt_tokens", "completion_tokens")))
 
 
-def _count(told: object) -> int | None:
-    return told if isinstance(told, int) and 0 <= told <= params.MOST_TOKENS else None
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and 0 <= value <= params.MOST_TOKENS else None
 
 
 class ChoicesFeed(_Waking):
@@ -137,12 +137,12 @@ class ChoicesFeed(_Waking):
             self.changed()
 
     def enough(self, choice: Choice) -> None:
-        """A choice has ended before its server has: a stop word."""
+        """A choice has ended before the server finished it: a stop word."""
         self.tasks[choice.index].cancel()
 
     @property
     def failure(self) -> ApiError | None:
-        """The first choice's that failed."""
+        """The failure of the first failed choice."""
         return next((choice.failure for choice in self.choices if choice.failure is not None), None)
 
     @property
@@ -161,13 +161,13 @@ class ChoicesFeed(_Waking):
         return sum(drafted for drafted, _ in counts), sum(accepted for _, accepted in counts)
 
     def fail(self, failure: ApiError) -> None:
-        """Give up what is not finished."""
+        """Stop the unfinished choices and mark them as failed."""
         for choice in self.choices:
             choice.fail(failure)
         self.cancel()
 
     def take(self) -> bytes:
-        """The events that can be sent now."""
+        """The events that are ready to be sent."""
         if self._ended or (not self.stream and self.failure is not None):
             return b""
         done = all(choice.finish is not None for choice in self.choices) and self._counted()
@@ -186,7 +186,7 @@ class ChoicesFeed(_Waking):
         return "".join(parts).encode()
 
     def failed(self, failure: ApiError) -> bytes:
-        """The event that ends a stream that has failed."""
+        """The event that ends a failed stream."""
         return self._answers.failed(failure)
 
     def _counted(self) -> bool:
@@ -194,7 +194,7 @@ class ChoicesFeed(_Waking):
         return all(prompt.tokens.when_counted(self.changed) for prompt in self._prompts)
 
     def cancel(self) -> None:
-        """End what fills it, and the counting."""
+        """End the tasks that fill it, and the counting."""
         super().cancel()
         for prompt in self._prompts:
             prompt.tokens.cancel()
@@ -217,7 +217,9 @@ class ChoicesFeed(_Waking):
             parts.append(answers.finish(index, str(choice.finish)))
 
     def usage(self) -> TokenUsage:
-        """Counts of the server, or else of the model's tokenizer. A prompt of several choices counts once."""
+        """Token counts from the server, or else from the model's tokenizer. A prompt shared by several choices counts
+        once.
+        """
         n = self._asked.n
         prompts: list[int | None] = []
         for index in range(0, len(self._prompts), n):

@@ -22,7 +22,7 @@ CONFIG_FILE: Final = "gateway-config.json"
 """File name of a configuration that the pipeline writes."""
 AUTO: Final = "auto"
 OF_TRITON: Final = ("end_id", "pad_id")
-"""Sampling parameters that only Triton accepts, not OpenAI-compatible servers."""
+"""Sampling parameters that only Triton accepts."""
 _SCHEMES: Final = {"grpc", "http", "https"}
 
 
@@ -33,7 +33,7 @@ class OfferedModel:
     name: str
     """Model name in requests."""
     service: Path | None = None
-    """A service.json. It is read again after the server has restarted."""
+    """Path of service.json. It is read again after a restart of the server."""
     url: str | None = None
     """`grpc://HOST[:PORT]` of a Triton, or `http://HOST:PORT[/v1]` of an OpenAI-compatible server."""
     server_model: str | None = None
@@ -95,7 +95,7 @@ class GatewayConfig:
             raise UsageError(f"two models have the name {twice}", hint="clients select models by name: choose another")
 
     def write(self, path: Path) -> None:
-        """Write it as JSON, paths absolute. The file has no secrets."""
+        """Write it as JSON, with absolute paths. The file contains no secrets."""
         write_json(path, {"schema": SCHEMA, **self.to_json()})
 
     def to_json(self) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class GatewayConfig:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], folder: Path) -> GatewayConfig:
-        """The configuration in a mapping. Raises UsageError, or TypeError for a value of another type."""
+        """The configuration from a mapping. Raises UsageError, or TypeError for a value of the wrong type."""
         _known(cls, given, "the configuration")
         params = given.get("params") or {}
         _known(GatewayParams, params, "params")

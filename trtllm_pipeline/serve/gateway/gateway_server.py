@@ -33,7 +33,7 @@ Announce = Callable[[Mapping[str, Any]], None]
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that announces itself, and lets running answers end before it does."""
+    """uvicorn that announces its address, and lets active responses finish before it ends."""
 
     def __init__(self, config: uvicorn.Config, gateway: GatewayApp, announce: Callable[[], None]) -> None:
         super().__init__(config)
@@ -42,8 +42,8 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        # Python looks for garbage after 700 new objects, ten requests, and at times at all modules: a tenth of a request's
-        # time, and tens of milliseconds for every stream.
+        # Python collects garbage after 700 new objects, which is ten requests, and sometimes visits all modules: a
+        # tenth of a request's time, and tens of milliseconds for every stream.
         gc.collect()
         gc.freeze()
         gc.set_threshold(10_000)
@@ -58,9 +58,9 @@ class _Server(uvicorn.Server):
 
 
 def run(config: GatewayConfig, folder: Path, announce: Announce) -> None:
-    """Serve until SIGTERM or SIGINT. `folder` has gateway.json while it listens, and `announce` gets its content.
+    """Serve until SIGTERM or SIGINT. gateway.json is in `folder` while it listens, and `announce` gets its content.
 
-    Raises PipelineError for what cannot be read or listened on.
+    Raises PipelineError for unreadable files and for an address that it cannot listen on.
     """
     allow_open_files()
     gateway = GatewayApp(config)
@@ -82,20 +82,20 @@ def run(config: GatewayConfig, folder: Path, announce: Announce) -> None:
 
     if warning := command_lines.reachable(config.host):
         print(f"warning: {warning}", file=sys.stderr, flush=True)  # noqa: T201
-    logging.getLogger("asyncio").setLevel(logging.ERROR)  # warns of each write to a client that has gone
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of each write to a disconnected client
     server = _Server(
         uvicorn.Config(
             _for_trusted_hosts(_for_browsers(gateway, config), config),
             http=GatewayProtocol,
             limit_concurrency=config.params.max_connections + 1,  # uvicorn refuses at the limit, not above it
-            # uvloop misses a reset connection if a socket is watched by add_reader (1 in 100), and is not faster
-            # here: most of what an event costs is the system call that sends it.
+            # uvloop misses a reset connection if a socket is watched by add_reader (1 in 100), and is not faster here:
+            # most of an event's cost is the system call that sends it.
             loop="asyncio",
             ws="none",
             lifespan="on",
             backlog=_BACKLOG,
             access_log=False,
-            log_level="error",  # a line for each garbage that comes would fill disks
+            log_level="error",  # a log line for each malformed request would fill disks
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=config.params.keep_alive_s,  # type: ignore[arg-type]
@@ -104,7 +104,7 @@ def run(config: GatewayConfig, folder: Path, announce: Announce) -> None:
         gateway,
         listening,
     )
-    # uvicorn raises the signals again that it has obeyed.
+    # uvicorn raises the handled signals again.
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         server.run([listener])
@@ -116,9 +116,10 @@ def run(config: GatewayConfig, folder: Path, announce: Announce) -> None:
 
 
 def _for_browsers(gateway: ASGIApp, config: GatewayConfig) -> ASGIApp:
-    """Return the gateway, behind the answers to browsers' CORS requests if pages of other origins may use it.
+    """The gateway, with CORS responses for browsers if pages of other origins may use it.
 
-    Cookies are not allowed: the gateway has none, and keys come in a header. Raises UsageError for a value that is not an origin.
+    Cookies are not allowed: the gateway has none, and keys are sent in a header. Raises UsageError for an invalid
+    origin.
     """
     origins = config.params.cors_origin
     for origin in origins:
@@ -132,10 +133,10 @@ def _for_browsers(gateway: ASGIApp, config: GatewayConfig) -> ASGIApp:
 
 
 def _for_trusted_hosts(gateway: ASGIApp, config: GatewayConfig) -> ASGIApp:
-    """Return the gateway, behind a check of the header Host if it listens on loopback and needs no keys.
+    """The gateway, with a check of the Host header if it listens on loopback without keys.
 
-    A web page can make a browser resolve the page's own name to 127.0.0.1 (DNS rebinding) and would then read the responses.
-    The browser still sends that name. Raises UsageError for a pattern that cannot be one.
+    A web page can make a browser resolve the page's own name to 127.0.0.1 (DNS rebinding) and would then read the
+    responses. The browser still sends that name. Raises UsageError for an invalid pattern.
     """
     if config.api_keys_file is not None or command_lines.reachable(config.host) is not None:
         return gateway
@@ -162,7 +163,7 @@ def _listen(host: str, port: int) -> socket.socket:
             listener.close()
             raise
         return listener
-    except (OSError, OverflowError, UnicodeError) as error:  # the last of a name that cannot be one
+    except (OSError, OverflowError, UnicodeError) as error:  # the last one is for an invalid name
         reason = getattr(error, "strerror", None) or error
         of_host = (
             isinstance(error, socket.gaierror | UnicodeError) or getattr(error, "errno", None) == errno.EADDRNOTAVAIL

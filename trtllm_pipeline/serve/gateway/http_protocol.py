@@ -1,4 +1,6 @@
-"""uvicorn's HTTP/1.1 with what its options lack: a limit for headers, JSON errors, HTTP/1.0, clients that leave or do not read."""
+"""uvicorn's HTTP/1.1 with features that it lacks: a header size limit, JSON errors, HTTP/1.0, clients that disconnect
+or do not read.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from trtllm_pipeline.serve.gateway.api_error import ApiError
 from trtllm_pipeline.serve.gateway.openai_app import CONNECTION
 
 MAX_HEADER_BYTES: Final = 1 << 16
-"""Limit for everything that is not a body: header, chunk sizes, trailer."""
+"""Size limit for everything except the body: header, chunk sizes, trailer."""
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -24,23 +26,23 @@ class GatewayProtocol(HttpToolsProtocol):
         self._left: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Close it like an idle connection if no request follows; uvicorn would wait forever for the first one."""
+        """Close it like an idle connection if no request follows. uvicorn would wait forever for the first one."""
         super().connection_made(transport)
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Report that the client left."""
+        """Report that the client has disconnected."""
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
         if self._left is not None:
             self._left()
 
     def watch(self, left: Callable[[], None]) -> None:
-        """Call `left` when the client leaves, or now if it has left."""
+        """Call `left` when the client disconnects, or now if it has."""
         self._left = left
         if self.transport.is_closing():
             left()
-        self.flow.resume_reading()  # a large body paused it, and only a read shows that the client left
+        self.flow.resume_reading()  # a large body paused it, and only a read shows that the client has disconnected
 
     def unwatch(self) -> None:
         """The response has ended."""
@@ -51,7 +53,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Parse one read. uvicorn with httptools has no limit for a header."""
+        """Parse one read. uvicorn with httptools has no header size limit."""
         if self.transport.is_closing():
             return
         self._idle_bytes += len(data)

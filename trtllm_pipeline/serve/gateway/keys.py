@@ -1,4 +1,4 @@
-"""API keys: a file with one on each line. They are compared in constant time and never shown."""
+"""API keys: a file with one key per line. They are compared in constant time and never shown."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 def read_keys(path: Path) -> list[str]:
-    """The keys in a file; empty lines and lines that start with # are left alone. Raises MatrixError or UsageError."""
+    """The keys in a file, without empty lines and lines that start with #. Raises MatrixError or UsageError."""
     lines = [line.strip() for line in user_files.read_text(path, limit=1 << 20).splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 
 
 class Keys:
-    """The keys that are accepted. Only their digests are kept."""
+    """The accepted keys. Only their digests are kept."""
 
     def __init__(self, path: Path) -> None:
         """Read a file. Raises MatrixError or UsageError."""
@@ -30,7 +30,9 @@ class Keys:
         self._digests = self._read()
 
     def refresh(self) -> None:
-        """Read the file again if it has changed. One that has no good keys now leaves those before, and the log says so."""
+        """Read the file again if it has changed. If it is no longer valid, the previous keys stay and an error is
+        logged.
+        """
         version = _version(self._path)
         if version == self._version:
             return
@@ -52,7 +54,7 @@ class Keys:
         """True if a header field `Authorization: Bearer KEY` has one of the keys."""
         scheme, _, key = authorization.partition(b" ")
         given = _digest(key.strip())
-        # All are compared, each in constant time: how long it takes says nothing about any.
+        # All are compared, each in constant time, so the time reveals nothing about any key.
         matches = [hmac.compare_digest(given, digest) for digest in self._digests]
         return scheme.lower() == b"bearer" and any(matches)
 

@@ -1,4 +1,4 @@
-"""A model's texts, read from its directory: its tokenizer, chat template, default sampling and limits."""
+"""Text processing for a model, from its directory: tokenizer, chat template, default sampling and limits."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from trtllm_pipeline.models import Engine, EngineError, Fields, added_prefix, re
 from trtllm_pipeline.serve.gateway.api_error import ApiError, bad
 
 _SHORT: Final = 2_000
-"""Characters that are tokenized in less time than a thread takes to begin."""
+"""Characters that are tokenized faster than a thread starts."""
 _LIMITS: Final = chat.RenderLimits(time_s=2.0)
 _EXPANSION: Final = {"NFC": 3}
-"""By how much a normalizer lengthens a text at most, in bytes. Source: Unicode, "Normalization FAQ"; others may do anything."""
+"""Maximum growth of a text by a normalizer, in bytes. Source: Unicode, "Normalization FAQ"; it is unknown for others.
+"""
 _DEFAULTS: Final = ("temperature", "top_p", "top_k", "repetition_penalty")
 
 
 class PromptTokens:
-    """How many tokens a prompt has: known, or counted when somebody asks, or by a thread meanwhile."""
+    """Number of tokens of a prompt: known, or counted on demand or by a thread in the background."""
 
     __slots__ = ("_counted",)
 
@@ -66,14 +67,15 @@ class ModelTexts:
         self.defaults: dict[str, float] = {
             name: generation.number(name, above=-1) for name in _DEFAULTS if generation.has(name)
         }
-        """Sampling that the model's makers recommend."""
+        """Sampling defaults recommended by the model's authors."""
         if generation.values.get("do_sample") is False:
             self.defaults = {"temperature": 0.0}
         named = Fields.read_optional(folder, "tokenizer_config.json").token("eos_token")
         ends = generation.token_ids("eos_token_id")
         tokens = (self.tokenizer.id_to_token(end) for end in ends)
         self.more_ends = tuple(token for token in tokens if token is not None and token != named)
-        """Tokens that end a response in addition to the tokenizer's own, which is the only one that TensorRT-LLM knows."""
+        """Tokens that end a response in addition to the tokenizer's own, which is the only one known to TensorRT-LLM.
+        """
         self.max_seq_len, self.max_input_len = _limits(folder)
         vocabulary: Mapping[str, int] = self.tokenizer.get_vocab()
         self._longest = max((len(token) for token in vocabulary), default=1)
@@ -84,7 +86,7 @@ class ModelTexts:
             "a", add_special_tokens=False
         ).ids  # decoders strip the first space of a text
         self._double = added_prefix(self.tokenizer)
-        """The first token that the tokenizer adds, and templates too."""
+        """The first token that both the tokenizer and templates add."""
         self._threads = ThreadPoolExecutor(renderers, thread_name_prefix="gateway-texts")
         self._renderers: deque[chat.Renderer] = deque()
         if self.template is not None:
@@ -99,7 +101,7 @@ class ModelTexts:
             renderer.close()
 
     async def count(self, text: str, *, special: bool = True, most: int | None = None) -> int:
-        """Tokens of a text, with `special` as a prompt; more than `most` need not be exact."""
+        """Number of tokens in a text, with `special` as a prompt. A result above `most` need not be exact."""
         if most is not None and len(text) > most * self._longest:
             return len(text) // self._longest
         if len(text) <= _SHORT:
@@ -107,15 +109,15 @@ class ModelTexts:
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._long, text, special)
 
     def count_meanwhile(self, text: str, *, special: bool) -> PromptTokens:
-        """The same, for a text whose answer need not wait for it."""
+        """As `count`, for a result that can wait."""
         if len(text) <= _SHORT:
             return PromptTokens(partial(self._short, text, special))
         return PromptTokens(asyncio.get_running_loop().run_in_executor(self._threads, self._long, text, special))
 
     def has_at_most(self, text: str, most: float) -> bool:
-        """True if a text has tokens but at most `most`, for any tokenization. False if unknown.
+        """True if a text has at least one token but at most `most`, however it is tokenized. False if unknown.
 
-        A token is at least a byte of the normalized text.
+        A token is at least one byte of the normalized text.
         """
         if self._expansion is None or not text.strip():
             return False
@@ -126,7 +128,7 @@ class ModelTexts:
         return len(self.tokenizer.encode(text, add_special_tokens=special).ids)
 
     def _long(self, text: str, special: bool) -> int:
-        # encode_batch lets other threads run meanwhile, encode does not.
+        # encode_batch releases the GIL, encode does not.
         return len(self.tokenizer.encode_batch([text], add_special_tokens=special)[0].ids)
 
     async def render(self, conversation: chat.Chat, *, special: bool) -> str:
@@ -139,7 +141,7 @@ class ModelTexts:
         self._rendering.add(task)
         task.add_done_callback(self._rendering.discard)
         try:
-            text = await asyncio.shield(task)  # when its client leaves, the process answers all the same
+            text = await asyncio.shield(task)  # if its client disconnects, the process still responds
         except chat.RefusedError as error:
             raise bad("messages", error.message) from None
         except chat.LimitError as error:
@@ -158,22 +160,22 @@ class ModelTexts:
             self._free.release()
 
     async def warm(self) -> None:
-        """Start the processes that render, before the first request has to wait for one."""
+        """Start the processes that render, so that the first request need not wait."""
         conversation = chat.Chat([{"role": "user", "content": ""}])
         renders = [self.render(conversation, special=False) for _ in self._renderers]
-        await asyncio.gather(*renders, return_exceptions=True)  # the requester gets the error
+        await asyncio.gather(*renders, return_exceptions=True)  # each request gets its own error
 
     def answer_tokens(self, text: str) -> int:
         return len(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def token_text(self, token: int) -> str:
-        """The text that a token adds to another text."""
+        """The text that a token adds to preceding text."""
         decode = partial(self.tokenizer.decode, skip_special_tokens=False)
         text: str = decode([*self._anchor, token])
         return text.removeprefix(decode(self._anchor))
 
     def pieces(self, text: str, count: int) -> list[str]:
-        """`text` as `count` tokens. All of it as the first if the tokenizer splits it differently."""
+        """`text` split into `count` tokens. If the tokenizer splits it differently, all of it is the first."""
         ids = self.tokenizer.encode(text, add_special_tokens=False).ids
         if count > 1 and len(ids) == count:
             parts = [self.tokenizer.decode([each]) for each in ids]
@@ -183,7 +185,7 @@ class ModelTexts:
 
 
 def _limits(folder: Path) -> tuple[int | None, int | None]:
-    """max_seq_len and max_input_len of an engine's directory, None for what it does not say."""
+    """max_seq_len and max_input_len from an engine's directory. None if not specified."""
     try:
         engine = Engine.read(folder)
     except EngineError:

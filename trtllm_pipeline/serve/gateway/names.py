@@ -1,8 +1,8 @@
-"""Names in the gateway's metrics that their readers know, too; without the packages of the gateway."""
+"""Metric names of the gateway that readers of its metrics also need; requires no gateway packages."""
 
 from typing import Final
 
 PREFIX: Final = "pipeline_gateway"
 """Prefix of every metric."""
 UNKNOWN: Final = "unknown"
-"""Label of a model that is not served: clients choose names, and must not make series of them."""
+"""Label for a model that is not served: clients choose names, and must not create series."""

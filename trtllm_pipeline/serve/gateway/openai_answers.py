@@ -1,4 +1,4 @@
-"""Answers as OpenAI's API writes them: whole ones as an object, streamed ones as events whose fixed parts are written once."""
+"""Responses in the format of OpenAI's API: an object, or a stream of events whose fixed parts are written once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def failed_event(failure: ApiError) -> bytes:
 
 
 class Answers:
-    """Writes the answers of one request."""
+    """Writes the responses of one request."""
 
     def __init__(self, request: ParsedRequest, texts: ModelTexts | None) -> None:
         self._chat = request.endpoint == "chat"
@@ -59,11 +59,11 @@ class Answers:
     # ------------------------------------------------------------------------------------------------------ streamed
 
     def role(self, index: int) -> str:
-        """The event that a chat's answer starts with; nothing for a completion."""
+        """The event that starts a chat response. Empty for a completion."""
         return self._event(index, '{"role":"assistant","content":""}', []) if self._chat else ""
 
     def events(self, index: int, deltas: Sequence[Delta], tokens: Sequence[Token]) -> str:
-        """Events of what was added to a choice."""
+        """Events for the text added to a choice."""
         if not deltas and tokens:
             deltas = (Content(""),)
         last = len(deltas) - 1
@@ -77,13 +77,13 @@ class Answers:
         return self._event(index, "{}" if self._chat else '""', (), f'"{reason}"')
 
     def end(self, usage: Callable[[], TokenUsage]) -> bytes:
-        """The events that end the stream. One has the counts, if they are requested, and no choice."""
+        """The events that end the stream. If counts are requested, one event has the counts and no choice."""
         if not self._include_usage:
             return DONE
         return f'data: {self._head}],"usage":{json.dumps(usage().to_json())}}}\n\n'.encode() + DONE
 
     def failed(self, failure: ApiError) -> bytes:
-        """The event that ends a stream that has failed."""
+        """The event that ends a failed stream."""
         return failed_event(failure)
 
     def _event(self, index: int, delta: str, tokens: Sequence[Token], reason: str = "null") -> str:
@@ -110,7 +110,7 @@ class Answers:
     # --------------------------------------------------------------------------------------------------------- whole
 
     def whole(self, choices: Iterable[Choice], prompts: Sequence[str], usage: TokenUsage) -> bytes:
-        """The answer as one object. `prompts` are put before the texts, one for each choice, if requested."""
+        """The response as one object. If requested, `prompts` precede the texts, one for each choice."""
         items = []
         for choice in choices:
             log_probs = self._log_probs_of(choice.index, choice.tokens) if self._log_probs else None
@@ -144,7 +144,7 @@ class Answers:
 
 
 def named_log_probs(texts: ModelTexts | None, generated: Sequence[Token]) -> list[dict[str, Any]]:
-    """Log probabilities of tokens as chats and responses have them."""
+    """Log probabilities of tokens, as in chats and responses."""
     return [
         {**_log_prob(text, value), "top_logprobs": [_log_prob(*each) for each in top]}
         for token in generated
@@ -155,7 +155,7 @@ def named_log_probs(texts: ModelTexts | None, generated: Sequence[Token]) -> lis
 def _named(texts: ModelTexts | None, token: Token) -> list[tuple[str, float, list[tuple[str, float]]]]:
     """Text and log probability of each token, and of the most likely ones at its position.
 
-    The server sends no ids of the chosen ones: several at once are cut by the tokenizer.
+    The server sends no ids of the chosen tokens: the tokenizer splits a text of several.
     """
     count = len(token.log_probs)
     if count == 0:
@@ -169,7 +169,7 @@ def _named(texts: ModelTexts | None, token: Token) -> list[tuple[str, float, lis
 
 
 def _log_prob(text: str, value: float) -> dict[str, Any]:
-    """A token with its log probability. The bytes are unknown for a part of a character."""
+    """A token with its log probability. The bytes are unknown for part of a character."""
     return {"token": text, "logprob": value, "bytes": None if CUT in text else list(text.encode())}
 
 

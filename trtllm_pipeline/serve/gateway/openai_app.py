@@ -1,7 +1,7 @@
 """The ASGI application: OpenAI's endpoints in front of the served models.
 
-A request passes `_checked` (key, type, size), `_read` (body, model) and `_answer` (place, prompts, tasks, feed); whatever
-refuses it raises ApiError. `_send` writes the response, and waits for a client that reads slowly.
+A request passes `_checked` (key, type, size), `_read` (body, model) and `_answer` (place, prompts, tasks, feed); each
+raises ApiError to refuse it. `_send` writes the response, and waits for a client that reads slowly.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from trtllm_pipeline.serve.gateway.stops import StopWords
 from trtllm_pipeline.serve.gateway.triton_backend import TritonBackend
 
 CLIENT_LEFT: Final = 499
-"""Status in the metrics of a request whose client left before the answer was whole."""
+"""Metrics status of a request whose client disconnected before the response was complete."""
 _TICK_S: Final = 0.5
 _HEALTH_S: Final = 1.0
 _DISCARDED_BYTES: Final = 1 << 26
-"""Bytes read of a body that is too large: a client that still sends would never see the response."""
+"""Bytes to read from a body that is too large. A client that is still sending would never see the response."""
 _DISCARD_S: Final = 10.0
 _LOG: Final = logging.getLogger(__name__)
 _OF_THE_SERVER: Final = frozenset({"unavailable", "timeout", "upstream"})
 _LARGE_BYTES: Final = 1 << 18
-"""Bodies above this leave holes in the memory of the process."""
+"""Larger bodies fragment the memory of the process."""
 CONNECTION: Final = "pipeline.connection"
-"""Key of a scope: the request's `WatchedConnection`."""
+"""Key in a scope: the request's `WatchedConnection`."""
 _JSON: Final = (b"content-type", b"application/json")
 _EVENTS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -62,20 +62,20 @@ _CLOSE: Final = (b"connection", b"close")
 
 
 class WatchedConnection(Protocol):
-    """A connection's features beyond ASGI. Its requests are answered one after another."""
+    """Features of a connection beyond ASGI. Its requests are answered one after another."""
 
     def watch(self, left: Callable[[], None]) -> None:
-        """Call `left` when the client disconnects, at once if it has."""
+        """Call `left` when the client disconnects, or now if it has."""
 
     def unwatch(self) -> None:
-        """The answer has ended."""
+        """The response has ended."""
 
     def abort(self) -> None:
-        """Close it at once."""
+        """Close it immediately."""
 
 
 class GatewayApp:
-    """The models, and the application that offers them."""
+    """The models, and the application that serves them."""
 
     def __init__(self, config: GatewayConfig) -> None:
         """Read keys and model directories. Raises PipelineError."""
@@ -84,7 +84,7 @@ class GatewayApp:
         self.keys = None if config.api_keys_file is None else Keys(config.api_keys_file)
         self.servers = tuple(ModelServer(model, config.params) for model in config.models)
         self.served = {name: server for server in self.servers for name in server.model.names}
-        """Name that clients ask for -> its server: a model and its adapters have one."""
+        """Model name in requests -> its server. A model and its adapters share one."""
         self.metrics = GatewayMetrics()
         for name, server in self.served.items():
             self.metrics.add(name, server.model.name)
@@ -96,7 +96,7 @@ class GatewayApp:
         self._feeds: set[_Sending] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._had_large = False
-        """A request with a large body has ended."""
+        """True if a request with a large body has ended."""
         self._health: tuple[float, dict[str, bool]] = (float("-inf"), {})
         self._health_lock = asyncio.Lock()
         self._endpoints = {path: endpoint for endpoint, path in PATHS.items()}
@@ -116,10 +116,10 @@ class GatewayApp:
         self._others.router.redirect_slashes = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Generate, or leave it to Starlette, whose layers would be around each event of a stream."""
+        """Generate, or leave the request to Starlette, whose layers would wrap each event of a stream."""
         if scope["type"] != "http":
             return await self._others(scope, receive, send)
-        if "//" in scope["path"]:  # a client has put its path behind a URL that ends in a slash
+        if "//" in scope["path"]:  # the client appended its path to a URL that ends in a slash
             scope["path"] = re.sub("/{2,}", "/", scope["path"])
         endpoint = self._endpoints.get(scope["path"])
         if endpoint is not None and scope["method"] == "POST":
@@ -142,7 +142,7 @@ class GatewayApp:
                 server.close()
 
     async def _tick(self) -> None:
-        """Give up clients that do not read, close what is idle, and see whether the keys are others."""
+        """Drop clients that do not read, close idle connections, and reload changed keys."""
         while True:
             await asyncio.sleep(min(_TICK_S, self.params.write_timeout_s / 2))
             before = time.monotonic() - self.params.write_timeout_s
@@ -158,7 +158,7 @@ class GatewayApp:
                 return_free_memory()
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no more requests, and wait for those in progress; the rest is ended."""
+        """Stop accepting requests, and wait for those in progress. The rest is cancelled."""
         self.stopping = True
         deadline = time.monotonic() + timeout_s
         while self._feeds and time.monotonic() < deadline:
@@ -191,7 +191,7 @@ class GatewayApp:
         return about if longest is None else {**about, "max_model_len": longest}
 
     async def _ready(self, _request: Request) -> Response:
-        async with self._health_lock:  # servers are asked once a second, however many ask here
+        async with self._health_lock:  # each server is checked once a second, regardless of the number of requests
             if self._health[0] < time.monotonic() - _HEALTH_S:
                 ready = await asyncio.gather(*(server.ready() for server in self.servers))
                 names = (server.model.name for server in self.servers)
@@ -241,7 +241,9 @@ class GatewayApp:
             self._had_large |= size is None or size > _LARGE_BYTES
 
     def _checked(self, scope: Scope) -> int | None:
-        """Size of the body, if the request has it. Raises ApiError for requests that are refused before the body is read."""
+        """Size of the body, if the request states it. Raises ApiError for requests that are refused before the body is
+        read.
+        """
         self._authorize(scope)
         if self.stopping:
             raise unavailable("the gateway is being stopped")
@@ -280,7 +282,7 @@ class GatewayApp:
         return served
 
     async def _body(self, receive: Receive, size: int | None) -> bytes:
-        """The whole body. Raises ApiError 408 or 413; one that is too large is received and forgotten."""
+        """The whole body. Raises ApiError 408 or 413. A body that is too large is received and discarded."""
         limit = self.params.max_body_bytes
         if size is not None and size > limit:
             await _discard(receive, size)
@@ -319,7 +321,7 @@ class GatewayApp:
         scope: Scope,
         send: Send,
     ) -> int:
-        """Answer a request; the status for the metrics. Raises ApiError while nothing was sent."""
+        """Answer a request; returns the status for the metrics. Raises ApiError if nothing has been sent yet."""
         task = asyncio.current_task()
         assert task is not None
         connection: WatchedConnection = scope[CONNECTION]
@@ -335,8 +337,8 @@ class GatewayApp:
             if count > served.admission.places:
                 raise bad(
                     "n" if parsed is not None and parsed.n > 1 else "prompt",
-                    f"the request asks for {count} answers; model {served.model.name} generates at most {served.admission.places} "
-                    "at a time",
+                    f"the request asks for {count} choices; model {served.model.name} generates at most "
+                    f"{served.admission.places} at a time",
                     code="invalid_value",
                 )
             await _enter(served, metrics, count)
@@ -367,7 +369,7 @@ class GatewayApp:
         metrics: RequestMetrics,
         count: int,
     ) -> Feed:
-        """Start the tasks that fill a feed; each gives its place back when it ends."""
+        """Start the tasks that fill a feed. Each releases its place when it ends."""
         leave = served.admission.leave
         try:
             feed: Feed
@@ -388,7 +390,7 @@ class GatewayApp:
         return feed
 
     def _ended(self, feed: Feed, leave: Callable[[int], None], task: asyncio.Task[None]) -> None:
-        """A task has ended, and on the server too what it asked for."""
+        """A task has ended, and so has its request on the server."""
         self._tasks.discard(task)
         leave(1)
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -421,7 +423,9 @@ class GatewayApp:
         return feed, [backend.generate(*each) for each in work]
 
     async def _send(self, sending: _Sending, metrics: RequestMetrics, send: Send) -> int:
-        """Write what the feed has until it is over; the status for the metrics. Raises ApiError while nothing was sent."""
+        """Send the content of the feed until its end; returns the status for the metrics. Raises ApiError if nothing
+        has been sent yet.
+        """
         feed = sending.feed
         begun = over = False
         while not over:
@@ -461,17 +465,17 @@ class _Sending:
     def __init__(self, connection: WatchedConnection, task: asyncio.Task[Any]) -> None:
         self.feed: Feed
         self.since: float | None = None
-        """When the write started that has not ended."""
+        """Start time of the unfinished write."""
         self.left = False
         self._connection = connection
         self._task = task
 
     def leave(self) -> None:
-        """The client has left."""
+        """The client has disconnected."""
         self.left = True
         feed = getattr(self, "feed", None)
         if feed is None:
-            self._task.cancel()  # it waits for a place, or for the prompt
+            self._task.cancel()  # it waits for a place or for the prompt
         else:
             feed.leave()
 
@@ -495,7 +499,7 @@ async def _enter(served: ModelServer, metrics: RequestMetrics, count: int) -> No
 
 
 async def _discard(receive: Receive, size: int) -> None:
-    """Receive up to this many bytes from a client, so that it reads the response."""
+    """Receive up to `size` bytes from a client, so that it reads the response."""
     left = min(size, _DISCARDED_BYTES)
     with anyio.move_on_after(_DISCARD_S):
         while left > 0:
@@ -547,4 +551,4 @@ async def _bug_error(request: Request, _error: Exception) -> Response:
 
 
 def _bug() -> ApiError:
-    return ApiError(500, "the gateway failed; its log says why", code="internal_error", reason="bug")
+    return ApiError(500, "the gateway failed; see its log", code="internal_error", reason="bug")

@@ -1,4 +1,6 @@
-"""An OpenAI-compatible server behind the gateway: requests and answers pass through, only the model's name is changed."""
+"""An OpenAI-compatible server behind the gateway: requests and responses pass through with only the model's name
+changed.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +23,22 @@ if TYPE_CHECKING:
     from trtllm_pipeline.serve.gateway.gateway_config import OfferedModel
 
 IDLE_S: Final = 4.0
-"""Servers close a connection that has no request after some time, uvicorn's after 5 s."""
+"""Servers close idle connections after some time, uvicorn after 5 s."""
 _CONNECT_S: Final = 5.0
 _MOST_WAITING_BYTES: Final = 1 << 18
-"""Limit of a response that its reader has not taken. Then the server has to wait."""
+"""Limit for the unread part of a response. Beyond it, the server has to wait."""
 _MOST_ERROR_BYTES: Final = 1 << 16
 DEFAULTS: Final = ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens")
-"""The fields of `GatewayParams` that OpenAI-compatible servers take by the same name."""
+"""The fields of `GatewayParams` that OpenAI-compatible servers accept under the same name."""
 
 OF_RESPONSES: Final = {"temperature": "temperature", "top_p": "top_p", "max_output_tokens": "max_tokens"}
 """The same, for the Responses API."""
 
 
 class Passed:
-    """An answer that is passed on. `waiting` is what has not been taken.
+    """A response that is passed on. `waiting` is the part that has not been sent.
 
-    `changed` is called after each addition to a stream, with whether there is output in it, and at the end.
+    `changed` is called after each addition to a stream, with whether it has output, and at the end.
     """
 
     def __init__(self, changed: Callable[[bool], None], *, stream: bool) -> None:
@@ -45,7 +47,7 @@ class Passed:
         self.over = False
         self.failure: ApiError | None = None
         self.usage: Mapping[str, Any] = {}
-        """The server's counts, which in a stream it sends only to clients that ask for them."""
+        """The server's counts. In a stream, it sends them only to clients that request them."""
         self.paused: http.Connection | None = None
         self.changed = changed
 
@@ -58,7 +60,7 @@ class Passed:
         return data
 
     def end(self, failure: ApiError | None = None) -> None:
-        """It is whole, or has failed."""
+        """Mark it as complete, or as failed."""
         if not self.over:
             self.over, self.failure = True, failure
             self.changed(False)
@@ -77,14 +79,14 @@ class OpenAiBackend:
         self._idle: deque[tuple[http.Connection, float]] = deque()
         self._closed = False
         self.broken = False
-        """Nothing is known of the server that could be wrong when it comes back."""
+        """There is no state that could be wrong when the server comes back."""
         self._adapters: dict[str, Mapping[str, session.Option]] = {
             name: {}
             if folder is None
             else server_requests.lora_request(name, server_requests.number_of(folder), folder)
             for name, folder in served.names.items()
         }
-        """Model name of clients -> the other fields of a request."""
+        """Model name in requests -> additional fields of a request."""
 
     async def ready(self) -> bool:
         """True if the server responds."""
@@ -94,7 +96,7 @@ class OpenAiBackend:
             return False
 
     async def ask(self, endpoint: Endpoint, body: dict[str, Any], passed: Passed) -> None:
-        """Pass a request on and fill `passed`. One that is cancelled closes the connection, by which the server learns of it."""
+        """Pass a request on and fill `passed`. If cancelled, it closes the connection, which tells the server."""
         name = body["model"]
         request = {**with_defaults(endpoint, body, self._params), "model": self._model, **self._adapters[name]}
         message = json.dumps(request, ensure_ascii=False).encode(errors="replace")
@@ -102,7 +104,7 @@ class OpenAiBackend:
             await asyncio.wait_for(self._ask(endpoint, message, name, passed), self._timeout_s)
         except asyncio.TimeoutError:
             passed.end(
-                ApiError(504, f"no complete answer within {self._timeout_s:g} s", code="timeout", reason="timeout")
+                ApiError(504, f"no complete response within {self._timeout_s:g} s", code="timeout", reason="timeout")
             )
         except OSError:
             passed.end(unavailable(f"the server of model {self._served.name} is not reachable, or is being restarted"))
@@ -127,7 +129,7 @@ class OpenAiBackend:
             except http.HttpError:
                 if not kept or connection.answer.began:
                     raise
-                continue  # the server had closed the kept connection
+                continue  # the server had closed the idle connection
             except BaseException:
                 connection.close()
                 raise
@@ -138,19 +140,19 @@ class OpenAiBackend:
             return
 
     def forget_idle(self, older_than_s: float = 0.0) -> None:
-        """Close the connections that have not been used for some time."""
+        """Close connections that have been idle for that long."""
         before = time.monotonic() - older_than_s
         while self._idle and self._idle[0][1] <= before:
             self._idle.popleft()[0].close()
 
     def close(self) -> None:
-        """Close what is idle; the rest when its request ends."""
+        """Close idle connections. The others are closed when their request ends."""
         self._closed = True
         self.forget_idle()
 
 
 class _Answer:
-    """Reads one answer. A stream is passed on by whole events, and ends if the server reports a failure."""
+    """Reads one response. A stream is passed on in whole events, and ends if the server reports a failure."""
 
     def __init__(
         self,
@@ -169,7 +171,7 @@ class _Answer:
         self._check = check
 
     def take(self, _now_ns: int, part: bytes) -> None:
-        """One read of the body."""
+        """Process one read of the body."""
         passed = self._passed
         if self._connection.answer.status != 200:
             if len(self.refused) < _MOST_ERROR_BYTES:
@@ -189,7 +191,7 @@ class _Answer:
             output |= check.event(event)
             if check.error is not None or (check.done and check.failure is not None):
                 passed.end(self._failed(str(check.failure)))
-            if passed.over:  # the client reads nothing after an error
+            if passed.over:  # clients stop reading at an error
                 return
             passed.waiting += self._renamed(event)
             added = True
@@ -198,7 +200,7 @@ class _Answer:
             passed.changed(output)
 
     def end(self) -> ApiError | None:
-        """The server has sent all. Returns why that is not a whole answer."""
+        """The server has sent everything. Returns why the response is incomplete."""
         passed, check = self._passed, self._check
         if not passed.stream:
             whole = passed.take()
@@ -216,31 +218,31 @@ class _Answer:
         return text
 
 
-def _renaming(said: str, wanted: str) -> list[tuple[bytes, bytes]]:
+def _renaming(name: str, wanted: str) -> list[tuple[bytes, bytes]]:
     """The server's model name in a response, and its replacement. Empty if they are the same.
 
-    Quotes within a text are escaped, so it is found nowhere else.
+    Quotes within a text are escaped, so it cannot match elsewhere.
     """
-    if said == wanted:
+    if name == wanted:
         return []
     spaces = (b"", b" ")
     return [
-        (b'"model":' + space + json.dumps(said).encode(), b'"model":' + space + json.dumps(wanted).encode())
+        (b'"model":' + space + json.dumps(name).encode(), b'"model":' + space + json.dumps(wanted).encode())
         for space in spaces
     ]
 
 
 def with_defaults(endpoint: Endpoint, body: Mapping[str, Any], params: GatewayParams) -> dict[str, Any]:
-    """A request with the default sampling for absent fields. The server checks the others."""
+    """A request, with sampling defaults for absent fields. The server checks the others."""
     request = dict(body)
-    if endpoint == "responses":  # has other names, and no field for the rest
+    if endpoint == "responses":  # uses other names, and lacks fields for the rest
         for name, default in OF_RESPONSES.items():
             if body.get(name) is None and (value := getattr(params, default)) is not None:
                 request[name] = value
         return request
     for name in DEFAULTS:
         value = getattr(params, name)
-        # A chat may call its limit by either name.
+        # A chat has two names for its limit.
         given = body.get(name) is not None or (name == "max_tokens" and body.get("max_completion_tokens") is not None)
         if value is not None and not given:
             request[name] = value
@@ -252,7 +254,7 @@ def with_defaults(endpoint: Endpoint, body: Mapping[str, Any], params: GatewayPa
 
 
 def _error(status: int, body: bytes) -> ApiError:
-    """The server's error in OpenAI's envelope, which not all servers use."""
+    """The server's error in OpenAI's envelope, which some servers omit."""
     try:
         parsed = json.loads(body)
         parsed = parsed.get("error", parsed)

@@ -1,4 +1,4 @@
-"""A request of a client, checked: OpenAI's fields, and those that clients of vLLM, SGLang and trtllm-serve send as well."""
+"""A validated client request: OpenAI's fields, and those that clients of vLLM, SGLang and trtllm-serve also send."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST_CHARACTERS: Final = MOST_STOPS * _MOST_WORD_CHARACTERS
 MOST_MESSAGES: Final = 10_000
 INT32: Final = 2**31 - 1
 _MOST_BRACKETS: Final = 100_000
-"""Limit of objects in a body: more small objects would block the parser, and all other requests, for longer."""
+"""Limit for the objects in a body: more small objects would block the parser, and all other requests, for longer."""
 
 FOR_OPENAI: Final = frozenset(
     {
@@ -43,7 +43,7 @@ FOR_OPENAI: Final = frozenset(
         *("request_id", "rid", "priority"),
     }
 )
-"""Fields that say nothing about the answer."""
+"""Fields that do not affect the response."""
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     # unsupported field -> the values that have no effect
     "best_of": (None, 1),
@@ -58,7 +58,7 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "verbosity": (None, "medium"),
     "use_beam_search": (None, False),
     "prompt_logprobs": (None,),
-    # of vLLM, SGLang and trtllm-serve
+    # from vLLM, SGLang and trtllm-serve
     "include_stop_str_in_output": (None, False),
     "no_stop_trim": (None, False),
     "spaces_between_special_tokens": (None, True),
@@ -85,15 +85,15 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "lora_path": (None,),
 }
 _WHY: Final = {
-    "best_of": "it would generate answers and throw them away; ask for n",
-    "suffix": "the model continues a text, it does not fill one in",
+    "best_of": "it would generate choices and discard them; use n",
+    "suffix": "the model continues a text, it cannot fill gaps",
     "functions": "its successor is tools",
     "function_call": "its successor is tool_choice",
     **dict.fromkeys(("guided_json", "structured_outputs"), "response_format has its schema"),
-    **dict.fromkeys(("lora_request", "lora_path"), "the name of the model says which adapter: MODEL:ADAPTER"),
+    **dict.fromkeys(("lora_request", "lora_path"), "the model's name selects the adapter: MODEL:ADAPTER"),
 }
 _SAMPLING: Final[Mapping[str, tuple[type, float, float]]] = {
-    # field -> type, least, most
+    # field -> type, minimum, maximum
     "temperature": (float, 0, 2),
     "top_p": (float, 0, 1),
     "top_k": (int, -1, INT32),
@@ -134,7 +134,7 @@ _KNOWN: Final[Mapping[str, frozenset[str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """The format that the text has to follow. `kind` is TensorRT-LLM's guided_decoding_guide_type."""
+    """The format that the text must follow. `kind` is TensorRT-LLM's guided_decoding_guide_type."""
 
     kind: Literal["json", "json_schema"]
     schema: str | None = None
@@ -153,18 +153,18 @@ class ParsedRequest:
     stop: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
     ignore_eos: bool = False
-    """Nothing but `stop` ends the answer before `max_tokens`."""
+    """Only `stop` ends the response before `max_tokens`."""
     stop_token_ids: tuple[int, ...] = ()
     skip_special_tokens: bool | None = None
-    """Leave special tokens out of the answer."""
+    """Omit special tokens from the response."""
     add_special_tokens: bool | None = None
-    """Put the tokenizer's special tokens around the prompt."""
+    """Add the tokenizer's special tokens to the prompt."""
     seed: int | None = None
     sampling: Mapping[str, float] = field(default_factory=dict)
     """The fields of `_SAMPLING` in the request."""
     logprobs: bool = False
     top_logprobs: int = 0
-    """Most likely tokens at each position."""
+    """Number of most likely tokens to return at each position."""
     echo: bool = False
     guide: Guide | None = None
     prompts: tuple[str, ...] = ()
@@ -176,11 +176,11 @@ class ParsedRequest:
     variables: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the chat template."""
     repeated: Mapping[str, Any] = field(default_factory=dict)
-    """Responses: fields of the request that the response has too."""
+    """(responses) Fields of the request that the response repeats."""
 
     @property
     def choices(self) -> int:
-        """How many answers there will be."""
+        """Number of choices."""
         return self.n * max(1, len(self.prompts))
 
 
@@ -198,7 +198,7 @@ def parse_body(body: bytes) -> dict[str, Any]:
 
 
 def model_of(body: Mapping[str, Any]) -> str:
-    """The name of the model that is asked for. Raises ApiError."""
+    """The model requested in a body. Raises ApiError."""
     model = body.get("model")
     if model is None:
         raise bad("model", "you must provide a model parameter", code="missing_required_parameter")
@@ -208,7 +208,7 @@ def model_of(body: Mapping[str, Any]) -> str:
 
 
 def read(endpoint: Literal["chat", "completions"], body: Mapping[str, Any]) -> ParsedRequest:
-    """The request in a body. Raises ApiError for what it cannot say, and for what nothing here does."""
+    """The request in a body. Raises ApiError for invalid and for unsupported fields."""
     other: Endpoint = "completions" if endpoint == "chat" else "chat"
     refuse_unknown(body, _KNOWN[endpoint], {PATHS[other]: _KNOWN[other]})
     refuse_unless_neutral(body, _NEUTRAL, _WHY)
@@ -241,7 +241,7 @@ def read(endpoint: Literal["chat", "completions"], body: Mapping[str, Any]) -> P
 def refuse_unknown(
     body: Mapping[str, Any], known: Collection[str], elsewhere: Mapping[str, Collection[str]] = MappingProxyType({})
 ) -> None:
-    """Raise ApiError for fields that are not known here. `elsewhere`: paths that know others."""
+    """Raise ApiError for unknown fields. `elsewhere`: paths that accept other fields."""
     if unknown := sorted(set(body).difference(known)):
         where = "".join(f"; it belongs to {path}" for path, names in elsewhere.items() if unknown[0] in names)
         raise bad(
@@ -311,7 +311,7 @@ def _completion(body: Mapping[str, Any]) -> dict[str, Any]:
     logprobs = whole(body, "logprobs", 0, 5)
     echo = flag(body, "echo")
     if logprobs is not None and echo:
-        raise bad("echo", "echo cannot be combined with logprobs: the server gives none of the prompt")
+        raise bad("echo", "echo cannot be combined with logprobs: the server returns none for the prompt")
     return {
         "prompts": tuple(prompts),
         "logprobs": logprobs is not None,
@@ -321,7 +321,7 @@ def _completion(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def guide_of(request: Mapping[str, Any], where: str = "response_format", inside: str = "json_schema") -> Guide | None:
-    """The guide in a `response_format`, which has its schema in the object `inside`, or itself. Raises ApiError."""
+    """The guide in a `response_format`, whose schema is in the object `inside`, or in itself. Raises ApiError."""
     kind = request.get("type") if request else "text"
     if kind == "text":
         return None
@@ -349,7 +349,7 @@ def flag(body: Mapping[str, Any], name: str, where: str = "", *, default: bool =
 
 
 def typed_object(body: Mapping[str, Any], name: str, where: str = "") -> Mapping[str, Any]:
-    """A field that is an object, empty without one. Raises ApiError."""
+    """An object field. Empty if missing. Raises ApiError."""
     value = body.get(name)
     if value is None:
         return {}
@@ -359,7 +359,7 @@ def typed_object(body: Mapping[str, Any], name: str, where: str = "") -> Mapping
 
 
 def whole(body: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
-    """A field that is a whole number within limits. Raises ApiError."""
+    """An integer field within limits. Raises ApiError."""
     value = body.get(name)
     if value is None:
         return None
@@ -377,7 +377,7 @@ def number(body: Mapping[str, Any], name: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-        raise wrong(name, f"a number from {least:g} to {most:g}", value)  # nan is not between
+        raise wrong(name, f"a number from {least:g} to {most:g}", value)  # comparisons with nan are false
     return float(value)
 
 
@@ -406,7 +406,7 @@ def _token_ids(body: Mapping[str, Any], name: str) -> tuple[int, ...]:
 
 
 def wrong(param: str, expected: str, value: object) -> ApiError:
-    """The error for a value of another type or out of range."""
+    """The error for a value that has the wrong type or is out of range."""
     return bad(param, f"{param} is {_shown(value)}; expected {expected}")
 
 

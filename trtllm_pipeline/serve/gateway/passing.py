@@ -1,4 +1,4 @@
-"""Reads the answer of an OpenAI-compatible server while it is passed on: whether it has output yet, and whether it is whole."""
+"""Inspects the response of an OpenAI-compatible server while it is passed on: has it output yet, and is it complete?"""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _EVENT_END: Final = re.compile(rb"\r?\n\r?\n|\r\r")
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 _DONE: Final = b"[DONE]"
 _NO_OUTPUT: Final = frozenset({"role", "type", "id", "index", "format"})
-"""Fields of a message, and of its parts, that say nothing of what the model wrote."""
+"""Fields of a message and its parts that are not model output."""
 _FAILED: Final = frozenset({"error", "abort"})
-"""Finish reasons of an answer that its server has given up, as vLLM and SGLang call them."""
+"""Finish reasons for a response that its server aborted, in vLLM and SGLang."""
 
 _FAILED_RESPONSES: Final = frozenset({"failed", "cancelled"})
 _COUNTS: Final = {"prompt_tokens": "input_tokens", "completion_tokens": "output_tokens"}
 
 
 class StreamCutter:
-    """Cuts a stream into whole events, each with the empty line that ends it."""
+    """Splits a stream into whole events, each including the empty line that ends it."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def feed(self, part: bytes) -> Iterator[bytes]:
-        """The events that `part` completes. Raises ProtocolError for one larger than MAX_MESSAGE_BYTES."""
+        """The events completed by `part`. Raises ProtocolError for an event larger than MAX_MESSAGE_BYTES."""
         searched = max(0, len(self._rest) - 3)
         self._rest += part
         start = 0
@@ -37,15 +37,15 @@ class StreamCutter:
             start = end.end()
         del self._rest[:start]
         if len(self._rest) > timestamped_socket.MAX_MESSAGE_BYTES:
-            raise ProtocolError(f"an event in the answer exceeds {timestamped_socket.MAX_MESSAGE_BYTES} bytes")
+            raise ProtocolError(f"an event in the response exceeds {timestamped_socket.MAX_MESSAGE_BYTES} bytes")
 
     def end(self) -> bytes:
-        """The event that the end of the answer cut off."""
+        """The event that the end of the response cut off."""
         return bytes(self._rest)
 
 
 class AnswerCheck:
-    """Follows an answer. `failure` says why it cannot be a whole one, as soon as that is known."""
+    """Inspects a response. `failure` is set as soon as it is known that the response cannot be complete."""
 
     def __init__(self) -> None:
         self.error: str | None = None
@@ -54,10 +54,10 @@ class AnswerCheck:
         """True after the event that ends a stream."""
         self.usage: Mapping[str, Any] = {}
         self._finished: dict[Any, bool] = {}
-        """For each choice so far, whether it has ended."""
+        """For each choice so far, True if it has ended."""
 
     def event(self, event: bytes) -> bool:
-        """Read a server-sent event. Returns whether there is output in it."""
+        """Read a server-sent event. Returns whether it has output."""
         lines = [line.partition(b":") for line in _LINE_END.split(event)]
         data = b"\n".join(value.removeprefix(b" ") for name, _, value in lines if name == b"data")
         failed = any(name == b"event" and value.strip() == b"error" for name, _, value in lines)
@@ -65,7 +65,7 @@ class AnswerCheck:
         return bool(data) and not self.done and self.whole(data, failed=failed)
 
     def whole(self, data: bytes, *, failed: bool = False) -> bool:
-        """Read an object. Returns whether there is output in it. `failed`: the server calls it an error."""
+        """Read an object. Returns whether it has output. `failed`: the server reported an error."""
         try:
             body = fields.parse(data)
         except ProtocolError as error:
@@ -89,28 +89,28 @@ class AnswerCheck:
         index = index if isinstance(index, int) else 0
         self._finished[index] = self._finished.get(index, False) or bool(reason)
         if isinstance(reason, str) and reason in _FAILED:
-            self.error = self.error or f"the answer ended with finish_reason {reason}"
+            self.error = self.error or f"the response ended with finish_reason {reason}"
         return any(_has_output(choice.get(name)) for name in ("delta", "message", "text"))
 
     @property
     def failure(self) -> str | None:
-        """Why an answer that ends here is not whole; None for one that is."""
+        """Why a response that ends here is incomplete. None for a complete one."""
         if self.error is not None:
             return self.error
         if not self._finished:
-            return "the answer ended without any choice"
-        return None if all(self._finished.values()) else "the answer ended without a finish_reason"
+            return "the response ended without any choice"
+        return None if all(self._finished.values()) else "the response ended without a finish_reason"
 
 
 class ResponseCheck(AnswerCheck):
-    """The same, for an answer of the Responses API. Its events have types."""
+    """As `AnswerCheck`, for the Responses API. Its events have types."""
 
     def __init__(self) -> None:
         super().__init__()
         self._ended = False
 
     def whole(self, data: bytes, *, failed: bool = False) -> bool:
-        """Read an object. Returns whether there is output in it."""
+        """Read an object. Returns whether it has output."""
         try:
             body = fields.parse(data)
         except ProtocolError as broken:
@@ -130,8 +130,8 @@ class ResponseCheck(AnswerCheck):
 
     @property
     def failure(self) -> str | None:
-        """Why an answer that ends here is not whole; None for one that is."""
-        return self.error or (None if self._ended else "the answer ended without a whole response")
+        """Why a response that ends here is incomplete. None for a complete one."""
+        return self.error or (None if self._ended else "the response ended before it was complete")
 
 
 def check_of(endpoint: Endpoint) -> AnswerCheck:
@@ -139,7 +139,7 @@ def check_of(endpoint: Endpoint) -> AnswerCheck:
 
 
 def _has_output(value: object) -> bool:
-    """True if a message, or a part of it, carries text: content, reasoning or a tool call, in any field."""
+    """True if a message, or part of it, has text: content, reasoning or a tool call, in any field."""
     if isinstance(value, dict):
         return any(_has_output(each) for name, each in value.items() if name not in _NO_OUTPUT)
     if isinstance(value, list):
@@ -147,6 +147,6 @@ def _has_output(value: object) -> bool:
     return isinstance(value, str) and bool(value)
 
 
-def _message(told: object) -> str:
-    message = told.get("message") if isinstance(told, dict) else told
-    return fields.shortened(message if isinstance(message, str) and message else fields.shown(told))
+def _message(error: object) -> str:
+    message = error.get("message") if isinstance(error, dict) else error
+    return fields.shortened(message if isinstance(message, str) and message else fields.shown(error))

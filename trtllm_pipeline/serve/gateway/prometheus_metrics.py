@@ -1,4 +1,4 @@
-"""The gateway's metrics for Prometheus: `GatewayMetrics`. The docs define each name."""
+"""The gateway's Prometheus metrics: `GatewayMetrics`. The docs define each name."""
 
 from __future__ import annotations
 
@@ -34,17 +34,19 @@ DURATION_S: Final = (
     *(10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 240.0, 480.0),
 )
 QUEUE_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
-"""Bounds in steps of 1.3 to 2, so that a quantile between two of them is off by at most a third in the range that matters."""
+"""Bounds grow by factors of 1.3 to 2, so a quantile between two of them is off by at most a third in the relevant
+range.
+"""
 
 
 class GatewayMetrics:
-    """Counters, gauges and histograms of one gateway, on a registry of their own; used from one thread.
+    """Counters, gauges and histograms of one gateway, on a separate registry; used from one thread.
 
-    Nothing is exported of a model before it is asked for or added, except 0 for each of `models`.
+    A model is exported once it is requested or added. Each of `models` is exported as 0 from the start.
     """
 
     def __init__(self, models: Iterable[str] = ()) -> None:
-        # A second series for each counter, of which Prometheus makes nothing.
+        # Omit the second series of each counter, which Prometheus ignores.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
@@ -61,9 +63,9 @@ class GatewayMetrics:
             return Histogram(f"{PREFIX}_{name}_seconds", help_, ("model",), buckets=bounds, registry=registry)
 
         self.requests = counter("requests", "Requests answered, by HTTP status.", "endpoint", "status")
-        self.rejected = counter("requests_rejected", "Requests refused before a server was asked.", "reason")
+        self.rejected = counter("requests_rejected", "Requests refused before they reached a server.", "reason")
         self.upstream_errors = counter("upstream_errors", "Failures of the server behind the gateway.", "kind")
-        self.tool_calls = counter("tool_calls", "Tool calls that models asked for.")
+        self.tool_calls = counter("tool_calls", "Tool calls that models requested.")
         self.input_tokens = counter("input_tokens", "Prompt tokens of answered requests.")
         self.output_tokens = counter("output_tokens", "Tokens that models generated.")
         self.drafted_tokens = counter(
@@ -85,17 +87,17 @@ class GatewayMetrics:
     def add(self, model: str, places_of: str | None = None) -> None:
         """Export 0 for a model before its first request, so that the first one shows as a rate.
 
-        An adapter has the places of its model: what is in flight and queued counts there.
+        An adapter shares its model's places: requests in flight and queued count there.
         """
         self._models.setdefault(model, ModelMetrics(self, model, places_of or model))
 
     def limits(self, model: str, *, in_flight: int, queued: int) -> None:
-        """Say how many requests of a model may be at its server, and how many may wait."""
+        """Set the limits for a model's requests at its server and in the queue."""
         self.in_flight_limit.labels(model).set(in_flight)
         self.queued_limit.labels(model).set(queued)
 
     def request(self, model: str, endpoint: str) -> RequestMetrics:
-        """Begin to time a request. `endpoint` is the path of a route, never what a client typed.
+        """Start timing a request. `endpoint` is the path of a route, never client input.
 
         A model that was not added counts as `unknown`.
         """
@@ -105,13 +107,13 @@ class GatewayMetrics:
         return RequestMetrics(self._models[model], endpoint)
 
     def page(self, accept: str = "") -> tuple[bytes, str]:
-        """The metrics as text, and its content type, in the form that an Accept header asks for."""
+        """The metrics as text, and the content type, as negotiated by an Accept header."""
         encoder, content_type = choose_encoder(accept)
         return encoder(self._registry), content_type
 
 
 class ModelMetrics:
-    """The series of one model, looked up once: a lookup by labels costs as much as counting itself."""
+    """The series of one model, looked up once: a lookup by labels costs as much as counting."""
 
     def __init__(self, metrics: GatewayMetrics, model: str, places_of: str) -> None:
         self.model = model
@@ -132,7 +134,9 @@ class ModelMetrics:
 
 
 class RequestMetrics:
-    """One request: `queued`, `started`, `output` and `tokens` for each response, `usage`, and `finish` whatever happens."""
+    """Metrics of one request: `queued`, `started`, `output` and `tokens` for each response, `usage`, and always
+    `finish`.
+    """
 
     def __init__(self, model: ModelMetrics, endpoint: str) -> None:
         self._model = model
@@ -150,14 +154,14 @@ class RequestMetrics:
         self._model.queued.inc()
 
     def started(self) -> None:
-        """It has its place at its server."""
+        """It has got its place at its server."""
         waited_s = self._leave_queue()
         self._model.queue.observe(waited_s)
         self._running = True
         self._model.in_flight.inc()
 
     def output(self, choice: int = 0) -> None:
-        """Text, reasoning or a tool call has come for one of its choices."""
+        """One of its choices has received text, reasoning or a tool call."""
         now_s = perf_counter()
         model, last_s = self._model, self._last_s
         if choice in last_s:
@@ -167,35 +171,35 @@ class RequestMetrics:
         last_s[choice] = now_s
 
     def tokens(self, number: int) -> None:
-        """The model has generated tokens, with text or without."""
+        """The model has generated tokens, with or without text."""
         if number:
             self._counted += number
             self._model.output_tokens.inc(number)
 
     def usage(self, input_tokens: int, output_tokens: int) -> None:
-        """The counts of the whole request, once. Output that `tokens` has not counted is added."""
+        """Token counts of the whole request; called once. Adds output that `tokens` has not counted."""
         self._model.input_tokens.inc(input_tokens)
         self._model.output_tokens.inc(max(0, output_tokens - self._counted))
 
     def drafts(self, drafted: int, accepted: int) -> None:
-        """The counts of speculative decoding, once."""
+        """Counts of speculative decoding; called once."""
         self._model.drafted_tokens.inc(drafted)
         self._model.accepted_tokens.inc(accepted)
 
     def tool_calls(self, number: int) -> None:
-        """The model has asked for tools."""
+        """The model has called tools."""
         self._model.tool_calls.inc(number)
 
     def rejected(self, reason: str) -> None:
-        """It is refused before its server was asked. `reason` is one word of a few, such as `queue_full`."""
+        """It was refused before reaching its server. `reason` is one of a few words, such as `queue_full`."""
         self._model.rejected.labels(self._model.model, reason).inc()
 
     def upstream_error(self, kind: str) -> None:
-        """Its server failed. `kind` is one word of a few, such as `timeout`."""
+        """Its server failed. `kind` is one of a few words, such as `timeout`."""
         self._model.upstream_errors.labels(self._model.model, kind).inc()
 
     def finish(self, status: int) -> None:
-        """It is over, with this HTTP status; 499 when the client went away. Only the first call counts."""
+        """It has ended with this HTTP status; 499 if the client disconnected. Only the first call counts."""
         if self._finished:
             return
         self._finished = True
@@ -208,7 +212,7 @@ class RequestMetrics:
         model.requests.labels(model.model, self._endpoint, str(status)).inc()
 
     def _leave_queue(self) -> float:
-        """Seconds that it waited."""
+        """Returns the seconds that it waited."""
         if self._queued_s is None:
             return 0.0
         waited_s = perf_counter() - self._queued_s

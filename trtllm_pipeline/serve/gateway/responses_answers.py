@@ -1,4 +1,4 @@
-"""Answers as OpenAI's Responses API writes them: a list of items, streamed as events that have a type and a number."""
+"""Responses in the format of OpenAI's Responses API: a list of items, streamed as events with a type and a number."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TEXT: Final = {Content: ("message", "msg", "output_text"), Reasoning: ("reasoni
 
 
 class ResponseAnswers(Answers):
-    """Writes the answer of one request."""
+    """Writes the response to one request."""
 
     def __init__(self, request: ParsedRequest, texts: ModelTexts | None) -> None:
         super().__init__(request, texts)
@@ -40,7 +40,7 @@ class ResponseAnswers(Answers):
         }
         self._output: list[dict[str, Any]] = []
         self._kind: type[Delta] | None = None
-        """Of the item that grows: the last of `_output`."""
+        """Parts of the item in progress, the last of `_output`."""
         self._numbered = 0
 
     # ------------------------------------------------------------------------------------------------------ streamed
@@ -50,7 +50,7 @@ class ResponseAnswers(Answers):
         return "".join(self._typed(f"response.{each}", response=self._response) for each in ("created", "in_progress"))
 
     def events(self, index: int, deltas: Sequence[Delta], tokens: Sequence[Token]) -> str:  # noqa: ARG002
-        """Events of what was added to the answer."""
+        """Events for the text added to the response."""
         if not deltas and tokens:
             deltas = (Content(""),)
         log_probs = named_log_probs(self._texts, tokens) if self._log_probs else []
@@ -72,7 +72,7 @@ class ResponseAnswers(Answers):
         return self._typed(f"response.{self._response['status']}", response=self._response).encode()
 
     def failed(self, failure: ApiError) -> bytes:
-        """The event that ends a stream that has failed."""
+        """The event that ends a failed stream."""
         error = json.loads(failure.body)["error"]
         return self._typed(
             "error", **{name: error[name] for name in ("code", "message", "param")}, error=error
@@ -101,7 +101,7 @@ class ResponseAnswers(Answers):
         return self._of_item("function_call_arguments.delta", delta=delta.text)
 
     def _opened(self, kind: type[Delta], name: str, item: dict[str, Any]) -> str:
-        """Start an item after the one before."""
+        """Start the next item."""
         events = self._closed("completed")
         self._kind = kind
         self._output.append({"id": name, "status": "in_progress", **item})
@@ -110,7 +110,7 @@ class ResponseAnswers(Answers):
         )
 
     def _closed(self, status: str) -> str:
-        """End the item that grows, if there is one."""
+        """End the item in progress, if there is one."""
         kind, self._kind = self._kind, None
         if kind is None:
             return ""
@@ -138,7 +138,7 @@ class ResponseAnswers(Answers):
     # --------------------------------------------------------------------------------------------------------- whole
 
     def whole(self, choices: Iterable[Choice], prompts: Sequence[str], usage: TokenUsage) -> bytes:  # noqa: ARG002
-        """The answer as one object."""
+        """The response as one object."""
         for choice in choices:
             self.events(choice.index, choice.deltas, choice.tokens)
             self.finish(choice.index, str(choice.finish))

@@ -1,4 +1,4 @@
-"""A request of OpenAI's Responses API, checked. It becomes a conversation like one of a chat."""
+"""A validated request of OpenAI's Responses API. It becomes a conversation, as for a chat."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _WHY: Final = {
     "store": "responses are not stored here; leave it out, or send false",
     "previous_response_id": _NOT_STORED,
     "conversation": _NOT_STORED,
-    "truncation": "no item is left out of a long input",
+    "truncation": "long inputs are not truncated",
 }
 _KNOWN: Final = (
     _NEUTRAL.keys()
@@ -51,7 +51,7 @@ _LOGPROBS: Final = "message.output_text.logprobs"
 _INCLUDE: Final = (_LOGPROBS, "reasoning.encrypted_content")
 """Additions to a response that may be requested. Reasoning is never encrypted here."""
 _CHAT_FIELDS: Final = {"messages": "input", "response_format": "text.format"}
-"""Field of a chat -> the field of a response that became it."""
+"""Field of a chat -> the field of the Responses API that it came from."""
 
 
 def read_response(body: Mapping[str, Any]) -> ParsedRequest:
@@ -107,7 +107,7 @@ def read_response(body: Mapping[str, Any]) -> ParsedRequest:
 
 
 def as_of_response(error: ApiError) -> ApiError:
-    """An error that names a field of a chat, with the name that the client knows."""
+    """The error, with the name that the client knows in place of a chat's field."""
     name = (error.param or "").partition("[")[0]
     if name in _CHAT_FIELDS:
         error.param = _CHAT_FIELDS[name]
@@ -115,7 +115,7 @@ def as_of_response(error: ApiError) -> ApiError:
 
 
 def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """`instructions` and `input` as the messages of a chat. One turn of the assistant becomes one message."""
+    """`instructions` and `input` as the messages of a chat. Each assistant turn becomes one message."""
     given, instructions = body.get("input"), body.get("instructions")
     if given is None:
         raise bad("input", "you must provide an input parameter", code="missing_required_parameter")
@@ -168,7 +168,7 @@ def _add(messages: list[dict[str, Any]], item: object, where: str) -> None:
 
 
 def _turn(messages: list[dict[str, Any]], free_of: Sequence[str] = ()) -> dict[str, Any]:
-    """The assistant's message at the end of the conversation, or a new one if that has one of these fields."""
+    """The assistant's message at the end of the conversation, or a new one if it already has one of these fields."""
     last = messages[-1] if messages else {}
     if last.get("role") != "assistant" or any(last.get(name) for name in free_of):
         last = {"role": "assistant", "content": ""}
@@ -177,7 +177,7 @@ def _turn(messages: list[dict[str, Any]], free_of: Sequence[str] = ()) -> dict[s
 
 
 def _text(content: object, where: str) -> str:
-    """The text of an item's content: a text, or a list of parts."""
+    """The text of an item's content: a string or a list of parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -189,7 +189,7 @@ def _text(content: object, where: str) -> str:
             kind = part.get("type") if isinstance(part, dict) else None
             raise bad(
                 f"{where}[{number_of_part}]",
-                f"{where} has a part of type {kind!r:.100}; this model takes texts only",
+                f"{where} has a part of type {kind!r:.100}; this model only accepts text",
                 code="unsupported_parameter",
             )
         texts.append(text)

@@ -1,4 +1,4 @@
-"""One model that the gateway offers: its server, which may be started again at any time, and who may ask it."""
+"""One model of the gateway: its server, which may restart at any time, and its admission of requests."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from trtllm_pipeline.serve.gateway.triton_backend import TritonBackend
 Backend = TritonBackend | OpenAiBackend
 _LOG: Final = logging.getLogger(__name__)
 _FAILED_S: Final = 0.5
-"""How long the failure to reach a server is believed."""
+"""How long a failed connection to a server is remembered."""
 _GRPC_PORT: Final = 8001
-"""Triton's, by default."""
+"""Triton's default port."""
 _LOG_EVERY_S: Final = 10.0
-"""Failures of one server may come by the thousand."""
+"""One server may cause thousands of failures."""
 
 
 class ModelServer:
@@ -38,7 +38,7 @@ class ModelServer:
 
     def __init__(self, model: OfferedModel, params: GatewayParams) -> None:
         """Read the model's directory. Raises DownloadError for files that cannot be read, UsageError for an unknown dialect."""
-        dialect_for(model.dialect, None)  # not at the first request
+        dialect_for(model.dialect, None)  # not only at the first request
         self.model = model
         self.params = params
         self.admission = Admission(
@@ -53,10 +53,10 @@ class ModelServer:
         self._unlogged = 0
 
     async def prepare(self) -> None:
-        """Do before the first request what it would wait for: start processes, ask the server what it is."""
+        """Prepare everything that the first request would wait for: start processes, query the server."""
         warm = [] if self.texts is None else [self.texts.warm()]
         reached, *_ = await asyncio.gather(self._reach(), *warm, return_exceptions=True)
-        # One that is not reachable may still be starting.
+        # An unreachable server may still be starting.
         if isinstance(reached, ApiError) and reached.reason == "upstream":
             _LOG.warning("model %s: %s", self.model.name, reached.message)
 
@@ -64,11 +64,11 @@ class ModelServer:
         backend = await self.backend()
         if isinstance(backend, TritonBackend):
             for name in self.model.names:
-                with suppress(ApiError):  # a request for the adapter gets the error
+                with suppress(ApiError):  # each request for the adapter gets its own error
                     await backend.adapter(name)
 
     async def backend(self) -> Backend:
-        """The server's present state. Raises ApiError if it does not respond."""
+        """The server's current backend. Raises ApiError if it does not respond."""
         key = self._current()
         if self._backend is not None and self._key == key and not self._backend.broken:
             return self._backend
@@ -79,7 +79,7 @@ class ModelServer:
             if self._backend is None or self._key != key or self._backend.broken:
                 self.forget()
                 if self._failed is not None and time.monotonic() - self._failed[0] < _FAILED_S:
-                    raise self._failed[1]  # who waited for the lock need not wait for the server as well
+                    raise self._failed[1]  # tasks that waited for the lock need not wait for the server as well
                 try:
                     self._backend, self._key = await self._connect(), key
                 except ApiError as error:
@@ -88,13 +88,13 @@ class ModelServer:
             return self._backend
 
     def forget(self) -> None:
-        """Ask the server again what it is before the next request."""
+        """Query the server again before the next request."""
         if self._backend is not None:
             self._backend.close()
         self._backend = self._key = None
 
     def log_failure(self, name: str, error: ApiError) -> None:
-        """Write the failure of a request for the offered model `name` to the log; of many, one in some seconds."""
+        """Log the failure of a request for the offered model `name`, at most once in `_LOG_EVERY_S`."""
         now = time.monotonic()
         if now - self._logged_s < _LOG_EVERY_S:
             self._unlogged += 1
@@ -110,7 +110,7 @@ class ModelServer:
             return False
 
     def tidy(self) -> None:
-        """Close connections that have not been used for some time."""
+        """Close connections that have been idle for some time."""
         if isinstance(self._backend, TritonBackend):
             self._backend.forget_idle(triton_backend.IDLE_S)
         elif self._backend is not None:
@@ -123,7 +123,7 @@ class ModelServer:
             self.texts.close()
 
     def _current(self) -> Hashable:
-        """Equal as long as the server is the same; None for a service.json that is not there."""
+        """Identifies the server. None for a missing service.json."""
         if self.model.service is None:
             return self.model.url
         try:
@@ -137,7 +137,7 @@ class ModelServer:
         if service.kind == "openai":
             if unused := [name for name in OF_TRITON if getattr(self.params, name) is not None]:
                 _LOG.warning(
-                    "%s of the gateway is not used for model %s: OpenAI-compatible servers take no such input",
+                    "%s of the gateway is not used for model %s: OpenAI-compatible servers have no such input",
                     " and ".join(unused),
                     self.model.name,
                 )

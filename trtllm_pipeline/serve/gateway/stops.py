@@ -1,4 +1,4 @@
-"""Stop words in a text that arrives in parts: they end it, and nothing of them is passed on."""
+"""Stop words in a text that arrives in parts: they end it, and are not passed on themselves."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from functools import lru_cache
 
 
 class StopWords:
-    """Passes text on as soon as it cannot be the beginning of one of `words`. `found` is the word that ended it.
+    """Passes text on as soon as it cannot be the start of one of `words`. `found` is the word that ended it.
 
-    The average cost of a character is constant for each word, however much text is held back.
+    The average cost per character and word is constant, however much text is held back.
     """
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -43,20 +43,20 @@ class StopWords:
 
 
 class _Word:
-    """One word, searched for by the algorithm of Knuth, Morris and Pratt: no character is read twice."""
+    """Searches for one word with the Knuth-Morris-Pratt algorithm: no character is read twice."""
 
     __slots__ = ("_shorter", "matched", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.matched = 0
-        """Length of the longest beginning of the word that the text so far ends with."""
+        """Length of the longest prefix of the word at the end of the text so far."""
         self._shorter = _shorter(text)
 
     def end_in(self, text: str, start: int) -> int | None:
-        """Read `text` from `start`. Returns the first end position of the word. None without one."""
+        """Read `text` from `start`. Returns the first end position of the word, or None if it does not occur."""
         word, matched, shorter = self.text, self.matched, self._shorter
-        if not matched:  # the usual case, at the speed of C
+        if not matched:  # the usual case, at C speed
             start = text.find(word[0], start)
             if start < 0:
                 return None
@@ -69,15 +69,15 @@ class _Word:
 
 
 def _longer(word: str, matched: int, character: str, shorter: Sequence[int]) -> int:
-    """Length of the longest beginning of `word` after one more character, from the length before it."""
+    """Length of the matched prefix of `word` after one more character, given the length before it."""
     while matched and word[matched] != character:
         matched = shorter[matched]
     return matched + (word[matched] == character)
 
 
-@lru_cache(maxsize=256)  # the choices of a request have the same words
+@lru_cache(maxsize=256)  # the choices of a request share their words
 def _shorter(word: str) -> Sequence[int]:
-    """For each length of a beginning of `word`, the length of the longest shorter beginning that it ends with."""
+    """For each prefix length of `word`, the length of the longest shorter prefix that it ends with."""
     lengths = [0, 0]
     for character in word[1:]:
         lengths.append(_longer(word, lengths[-1], character, lengths))

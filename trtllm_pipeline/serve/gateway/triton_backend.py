@@ -1,4 +1,4 @@
-"""A Triton server behind the gateway: requests become tensors of its model, over gRPC streams that are kept between requests."""
+"""A Triton server behind the gateway: requests become input tensors, sent over gRPC streams that are reused."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
 CONNECT_S: Final = 5.0
 IDLE_S: Final = 15.0
-"""How long a stream is kept without a request: Triton does not end while one is open."""
+"""How long an idle stream is kept: Triton does not exit while one is open."""
 _COMPLETION_TOKENS: Final = 16
-"""Default length of a completion, as OpenAI has it."""
+"""Default length of a completion, the same as OpenAI's."""
 _CHAT_TOKENS: Final = 1024
-"""Length of an answer where neither the request nor the limit of the model says one."""
+"""Length of a response if neither the request nor the model limits it."""
 _POSTPROCESSING: Final = "postprocessing"
 _GUIDE: Final = "guided_decoding_guide"
 _LOG: Final = logging.getLogger(__name__)
@@ -62,26 +62,28 @@ _NEUTRAL: Final = {
     "top_p": 1,
 }
 _UNASKED: Final = ("repetition_penalty", *OF_TRITON)
-"""Default limits of requests other than sampling, if the model takes them: a model of weights takes none."""
+"""Default limits for request fields other than sampling, if the model accepts them: a model served from weights does
+not.
+"""
 _FORGOTTEN: Final = "not found in cache. Please send LoRA weights"
-"""An engine's error for an adapter that it does not have, or has evicted."""
+"""An engine's error for an adapter that is not loaded or was evicted."""
 _OF_THE_REQUEST: Final = re.compile(
     r"not supported|unsupported|must be|exceed|too long|longer than|at most|limit|invalid|has no input|empty prompt",
     re.IGNORECASE,
 )
-"""Servers' errors for refused requests. Errors in a stream have no code."""
+"""Patterns in the errors for refused requests. Errors in a stream have no code."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
-    """One prompt as the server gets it."""
+    """One prompt in the server's form."""
 
     text: str
     tokens: PromptTokens
     max_tokens: int
     parser: AnswerParser | None = None
     guide: Guide | None = None
-    """The format that the text has to follow."""
+    """The format that the text must follow."""
 
 
 class TritonBackend:
@@ -99,7 +101,8 @@ class TritonBackend:
         guided: bool,
         engine: Path | None,
     ) -> None:
-        """`special`: the server puts the tokenizer's special tokens around prompts. `dropped`: it leaves them out of answers.
+        """`special`: the server adds the tokenizer's special tokens to prompts. `dropped`: it removes them from
+        responses.
 
         `engine` is the directory of the server's engine. None if it cannot be read here. Raises EngineError.
         """
@@ -107,7 +110,7 @@ class TritonBackend:
         self._engine = engine
         self._always = {} if engine is None else _of_every_request(client.model, engine)
         self._adapters: dict[str, Mapping[str, Option]] = {}
-        """Name that clients ask for -> what requests say to have its adapter, of those that the server has."""
+        """Model name in requests -> inputs that select its adapter, for the adapters that the server has."""
         self._loading = asyncio.Lock()
         self._served = served
         self._params = params
@@ -118,7 +121,7 @@ class TritonBackend:
         self._idle: deque[tuple[Session, float]] = deque()
         self._closed = False
         self.broken = False
-        """The server has gone, and may be another one when it comes back."""
+        """True if the server has disconnected. It may be another one when it comes back."""
         self.max_seq_len = served.max_seq_len or (texts.max_seq_len if texts else None)
         self.max_input_len = served.max_input_len or (texts.max_input_len if texts else None)
         self._dialect: Dialect | None = None
@@ -130,7 +133,7 @@ class TritonBackend:
     async def connect(
         cls, service: Service, served: OfferedModel, params: GatewayParams, texts: ModelTexts | None
     ) -> TritonBackend:
-        """Ask the server what its model takes. Raises ApiError 503 or 502."""
+        """Query the inputs of the server's model. Raises ApiError 503 or 502."""
         name = served.server_model or service.model or await _model_at(service, served.name)
         client = triton.Client(service, name, "grpc", timeout_s=CONNECT_S)
         try:
@@ -146,7 +149,7 @@ class TritonBackend:
             backend = cls(client, served, params, texts, special=special, dropped=dropped, guided=guided, engine=engine)
         except ServerError as error:
             if error.failure is FailureClass.TRANSIENT:
-                raise unavailable(f"the server of model {served.name} does not answer") from error
+                raise unavailable(f"the server of model {served.name} does not respond") from error
             known = await _models_at(service)
             has = f"; it has {', '.join(known)}" if known and name not in known else ""
             raise ApiError(
@@ -165,7 +168,7 @@ class TritonBackend:
         return backend
 
     def warn_of_unused_defaults(self) -> None:
-        """Say in the log which default sampling the model has no input for."""
+        """Log the sampling defaults for which the model has no input."""
         unused = [name for name in (*_UNASKED, "temperature", "top_k", "top_p") if self._default(name) is not None]
         if lacking := [name for name in unused if not self._client.model.takes(name)]:
             _LOG.warning(
@@ -183,8 +186,8 @@ class TritonBackend:
         markers = special_markers(self._dialect, [token.content for token in known if token.special])
         if markers:
             _LOG.warning(
-                "the server of model %s leaves special tokens out of its answers, so tool calls or reasoning may stay "
-                "unnoticed: without %s they look like text; settings.repository.skip_special_tokens: false keeps them",
+                "the server of model %s removes special tokens from its responses, so tool calls or reasoning may be "
+                "missed: without %s they look like text; settings.repository.skip_special_tokens: false keeps them",
                 self._served.name,
                 ", ".join(markers),
             )
@@ -196,7 +199,9 @@ class TritonBackend:
 
     @property
     def count(self) -> Callable[[str], int] | None:
-        """Tokens of a response, for a server that sends several at a time. None if it sends one at a time, or if unknown."""
+        """Tokenizer function that counts the tokens of a response, for a server that sends several at a time. None if
+        it sends one at a time, or if that is unknown.
+        """
         return None if self._texts is None or self._client.model.decoupled else self._texts.answer_tokens
 
     async def ready(self) -> bool:
@@ -207,14 +212,14 @@ class TritonBackend:
         finally:
             self._client.timeout_s = before
 
-    # ------------------------------------------------------------------------------------------------- what is asked
+    # ------------------------------------------------------------------------------------------------------ requests
 
     async def prompts(self, request: ParsedRequest) -> list[PreparedPrompt]:
-        """The prompt of each choice of a request. Raises ApiError for those that the model cannot take."""
+        """The prompt for each choice of a request. Raises ApiError for prompts that the model cannot process."""
         if request.guide is not None and not self._guided:
             raise bad(
                 "response_format",
-                f"model {request.model} follows no response_format: its server has no guided decoding",
+                f"model {request.model} does not support response_format: its server has no guided decoding",
                 code="unsupported_parameter",
             )
         self._check_special_tokens(request)
@@ -224,7 +229,7 @@ class TritonBackend:
         if self._texts is None or self._dialect is None:
             raise bad(
                 "messages",
-                f"model {request.model} has no chat template here; ask /v1/completions",
+                f"model {request.model} has no chat template here; use /v1/completions",
                 code="unsupported_parameter",
             )
         turn = Turn(
@@ -237,7 +242,7 @@ class TritonBackend:
                 prepared.start(
                     rendered, stream=request.stream, guided=self._guided, answer_only=request.guide is not None
                 )
-                for _ in range(request.n)  # a parser each
+                for _ in range(request.n)  # each needs its own parser
             ]
         except DialectError as error:
             raise bad(error.param, error.message + (f"; {error.hint}" if error.hint else "")) from None
@@ -247,7 +252,9 @@ class TritonBackend:
         return [replace(first, parser=each.parser, guide=given) for each in started]
 
     def _check_special_tokens(self, request: ParsedRequest) -> None:
-        """Raise ApiError if a request wants them handled differently than the server does, which has no field for it."""
+        """Raise ApiError if a request wants special tokens handled in a way that the server, which has no field for it,
+        does not.
+        """
         # A chat template writes the special tokens itself.
         added = request.endpoint == "completions" and self._special
         for name, wanted, done in (
@@ -257,7 +264,7 @@ class TritonBackend:
             if wanted is not None and wanted != done:
                 raise bad(
                     name,
-                    f"{name} is {str(done).lower()} for every request to model {request.model}: its server decides it",
+                    f"{name} is {str(done).lower()} for every request to model {request.model}: its server sets it",
                     code="unsupported_parameter",
                 )
 
@@ -276,19 +283,19 @@ class TritonBackend:
         return PreparedPrompt(text, PromptTokens(tokens), longest, guide=request.guide)
 
     def _surely_fit(self, max_tokens: int) -> float:
-        """Tokens of a prompt that fit the model together with an answer of `max_tokens`."""
+        """Prompt tokens that fit the model together with an output of `max_tokens`."""
         left = inf if self.max_seq_len is None else self.max_seq_len - max_tokens
         return left if self.max_input_len is None else min(left, self.max_input_len)
 
     def _max_tokens(self, request: ParsedRequest, tokens: int | None, wanted: int | None) -> int:
-        """Longest answer to a prompt. Raises ApiError where prompt and answer do not fit the model."""
+        """Output limit for a prompt. Raises ApiError if the prompt and the output do not fit the model."""
         param = "prompt" if request.endpoint == "completions" else "messages"
         if tokens == 0:
             raise bad(param, "the prompt has no tokens")
         if tokens is not None and self.max_input_len is not None and tokens > self.max_input_len:
             raise bad(
                 param,
-                f"this model takes prompts of at most {self.max_input_len} tokens; this one has {tokens}",
+                f"this model accepts prompts of at most {self.max_input_len} tokens; this one has {tokens}",
                 code=CONTEXT_LENGTH,
             )
         if self.max_seq_len is None or tokens is None:
@@ -304,7 +311,9 @@ class TritonBackend:
         return min(left, wanted or left)
 
     def inputs(self, request: ParsedRequest, prompt: PreparedPrompt, number: int) -> dict[str, Option]:
-        """Input tensors of choice `number` beside prompt and length. Raises ApiError for fields that the model does not take."""
+        """Input tensors of choice `number` besides prompt and length. Raises ApiError for fields that the model does
+        not have.
+        """
         model = self._client.model
         given: dict[str, Option] = {**self._always}
         needed: dict[str, str] = {}
@@ -312,8 +321,8 @@ class TritonBackend:
             if name not in {"temperature", "top_k", "top_p"} and value != _NEUTRAL.get(name):
                 given[name], needed[name] = value, name
         if (least := request.sampling.get("min_tokens", 0)) > prompt.max_tokens:
-            raise bad("min_tokens", f"min_tokens is {least}; the answer has at most {prompt.max_tokens} tokens")
-        if request.ignore_eos:  # no end may come before all tokens have
+            raise bad("min_tokens", f"min_tokens is {least}; the output has at most {prompt.max_tokens} tokens")
+        if request.ignore_eos:  # the output must not end before its last token
             given["min_tokens"], needed["min_tokens"] = prompt.max_tokens, "ignore_eos"
         given |= self._sampled(request, number, needed)
         if request.logprobs:
@@ -323,7 +332,7 @@ class TritonBackend:
             if self._texts is None:
                 raise bad(
                     field,
-                    f"{field} is not supported for model {request.model}: the gateway has no tokenizer of it",
+                    f"{field} is not supported for model {request.model}: the gateway does not have its tokenizer",
                     code="unsupported_parameter",
                 )
             given[_TOP], needed[_TOP] = request.top_logprobs, field
@@ -351,22 +360,22 @@ class TritonBackend:
         return given
 
     def _ends(self, request: ParsedRequest) -> list[str]:
-        """The texts of `stop_token_ids`. Raises ApiError for tokens that the server cannot be sent as a text."""
+        """The texts of `stop_token_ids`. Raises ApiError for tokens that cannot be sent to the server as text."""
         added = {} if self._texts is None else self._texts.tokenizer.get_added_tokens_decoder()
         ends = []
         for number in request.stop_token_ids:
             if number not in added:
                 raise bad(
                     "stop_token_ids",
-                    f"stop_token_ids has {number}, which is not known as a special token of model {request.model}; its server takes "
-                    "stop words as texts: give the text in stop",
+                    f"stop_token_ids has {number}, which is not known as a special token of model {request.model}; its server accepts "
+                    "stop words as text: put the text in stop",
                     code="unsupported_parameter",
                 )
             ends.append(added[number].content)
         return ends
 
     def _sampled(self, request: ParsedRequest, number: int, needed: dict[str, str]) -> dict[str, Option]:
-        """How tokens are drawn. TensorRT-LLM is greedy unless top_k or top_p says otherwise, and draws by the seed alone."""
+        """Sampling inputs. TensorRT-LLM is greedy unless top_k or top_p is set, and only the seed determines its draws."""
         model, asks = self._client.model, request.sampling
         temperature = asks.get("temperature", self._default("temperature"))
         top_k, top_p = asks.get("top_k", self._default("top_k")), asks.get("top_p", self._default("top_p"))
@@ -395,20 +404,20 @@ class TritonBackend:
         return given if given is not None or self._texts is None else self._texts.defaults.get(name)
 
     def _refuse(self, needed: Mapping[str, str]) -> None:
-        """Raise ApiError for fields of a request whose inputs the model does not have."""
+        """Raise ApiError for fields of a request for which the model has no input."""
         missing = {field for name, field in needed.items() if not self._client.model.takes(name)}
         if missing:
             names = ", ".join(sorted(missing))
             raise bad(
                 min(missing),
-                f"model {self._served.name} does not take {names}: its server has no such input",
+                f"model {self._served.name} does not support {names}: its server has no such input",
                 code="unsupported_parameter",
             )
 
     async def adapter(self, name: str) -> Mapping[str, Option]:
-        """Inputs of a request for the offered model `name`, by which it has its LoRA adapter; none for the model itself.
+        """Request inputs that select the LoRA adapter of the offered model `name`. Empty for the model itself.
 
-        A server that keeps adapters gets it first, once. Raises ApiError if it refuses it.
+        A server that stores adapters gets it first, once. Raises ApiError if it refuses it.
         """
         if name == self._served.name:
             return {}
@@ -429,16 +438,18 @@ class TritonBackend:
             )
         except StageError as error:
             if error.failure is FailureClass.TRANSIENT:
-                raise unavailable(f"the server of model {name} does not answer") from error
+                raise unavailable(f"the server of model {name} does not respond") from error
             _LOG.warning("the LoRA adapter of %s: %s", name, error.message)
             raise ApiError(
-                502, f"the server of model {name} did not take its adapter", code="bad_gateway", reason="upstream"
+                502, f"the server of model {name} did not accept its adapter", code="bad_gateway", reason="upstream"
             ) from error
 
-    # ----------------------------------------------------------------------------------------------------- asking it
+    # ------------------------------------------------------------------------------------------------------ responses
 
     async def generate(self, name: str, prompt: PreparedPrompt, inputs: Mapping[str, Option], choice: Choice) -> None:
-        """Fill `choice` of a request for the offered model `name`. A call that is cancelled returns when the server has ended the request."""
+        """Fill `choice` of a request for the offered model `name`. A cancelled call returns once the server has ended
+        the request.
+        """
         request = GenerationRequest(prompt.text, prompt.max_tokens, inputs)
         again = False
         while True:
@@ -449,17 +460,17 @@ class TritonBackend:
                 with suppress(ProtocolError, OSError):
                     await session.cancel()
                 break
-            except ServerError as error:  # a value of another type than its tensor
+            except ServerError as error:  # a value whose type differs from its tensor's
                 choice.fail(ApiError(400, error.message, code="invalid_value"))
                 break
             finally:
                 self._put_back(session)
             if choice.error is None and choice.responses == 0:
-                choice.error = "the server ended the answer without a response"
+                choice.error = "the server ended the stream without a response"
             if choice.error is None:
                 choice.end()
                 break
-            if _FORGOTTEN in choice.error and not again:  # others have taken its place
+            if _FORGOTTEN in choice.error and not again:  # other adapters have evicted it
                 again, choice.error = True, None
                 self._adapters.pop(name, None)
                 try:
@@ -473,7 +484,7 @@ class TritonBackend:
             if not (kept and passing and choice.first_event_ns is None):
                 choice.fail(self._failure(choice, passing=passing))
                 break
-            choice.error = None  # the kept stream had broken, as after a restart: once more over a new one
+            choice.error = None  # the stream was broken, as after a restart: try once more over a new one
             self.forget_idle()
 
     def _failure(self, choice: Choice, *, passing: bool) -> ApiError:
@@ -481,7 +492,7 @@ class TritonBackend:
         if choice.timed_out:
             return ApiError(
                 504,
-                f"no complete answer within {self._params.generation_timeout_s:g} s",
+                f"no complete response within {self._params.generation_timeout_s:g} s",
                 code="timeout",
                 reason="timeout",
             )
@@ -490,7 +501,7 @@ class TritonBackend:
         if not passing and _GUIDE_TYPE in message:
             return bad(
                 "response_format",
-                f"model {self._served.name} does not take response_format: {message}",
+                f"model {self._served.name} does not accept response_format: {message}",
                 code="unsupported_parameter",
             )
         if not passing and _OF_THE_REQUEST.search(message):
@@ -500,7 +511,7 @@ class TritonBackend:
         )
 
     def _session(self) -> tuple[Session, bool]:
-        """A session, and whether it was kept from an earlier request."""
+        """A session, and whether it was reused."""
         if self._idle:
             return self._idle.pop()[0], True
         return self._client.session(), False
@@ -511,13 +522,13 @@ class TritonBackend:
             self.forget_idle()
 
     def forget_idle(self, older_than_s: float = 0.0) -> None:
-        """Close the streams that have not been used for some time."""
+        """Close streams that have been idle for that long."""
         before = time.monotonic() - older_than_s
         while self._idle and self._idle[0][1] <= before:
             self._client.drop(self._idle.popleft()[0])
 
     def close(self) -> None:
-        """Close what is idle; the rest when its request ends."""
+        """Close idle streams. The others are closed when their request ends."""
         self._closed = True
         self.forget_idle()
 
@@ -539,7 +550,7 @@ async def _models_at(service: Service) -> list[str]:
 async def _model_at(service: Service, name: str) -> str:
     """The model to use on a server: `name`, one of TensorRT-LLM's, or its only one.
 
-    Raises ApiError 502 if it is ambiguous. A server that lists no models, like ours, has to be queried for each.
+    Raises ApiError 502 if it is ambiguous. A server without a list of models, like ours, has to be queried for each.
     """
     client = triton.Client(service, "", "grpc", timeout_s=CONNECT_S)
     tried = tuple(dict.fromkeys((name, model_names.ENSEMBLE, model_names.BLS_MODEL, model_names.ENGINE_MODEL)))
@@ -549,35 +560,37 @@ async def _model_at(service: Service, name: str) -> str:
         except ServerError as error:
             if triton.is_unknown(error.message):
                 continue
-        return each  # of a server that does not answer the next request says so
+        return each  # if the server does not respond, the next request reports it
     known = await _models_at(service)
     if len(known) == 1:
         return known[0]
     has = ", ".join(known) if known else f"no {', '.join(tried[:-1])} or {tried[-1]}"
     raise ApiError(
         502,
-        f"the server of model {name} has {has}: --server-model {name}=MODEL says which of its models to ask",
+        f"the server of model {name} has {has}: --server-model {name}=MODEL selects one",
         code="bad_gateway",
         reason="upstream",
     )
 
 
-def _follows_guides(told: Mapping[str, str] | None) -> bool:
-    """True if an engine, by its model's parameters, has a backend for guided decoding. It takes the inputs without one as well."""
-    if told is None:
-        return True  # a model of another kind, which has the inputs because it follows them
-    name = told.get("guided_decoding_backend", "")
+def _follows_guides(parameters: Mapping[str, str] | None) -> bool:
+    """True if an engine, by its model's parameters, has a guided decoding backend. It accepts the inputs without one as
+    well.
+    """
+    if parameters is None:
+        return True  # a model of another kind only has the inputs if it supports them
+    name = parameters.get("guided_decoding_backend", "")
     return bool(name) and not name.startswith("${")
 
 
-def _engine(told: Mapping[str, str] | None) -> Path | None:
-    """The engine's directory by its model's parameters. None if it is not on this machine."""
-    named = Path((told or {}).get("gpt_model_path", ""))
+def _engine(parameters: Mapping[str, str] | None) -> Path | None:
+    """The engine's directory, from its model's parameters. None if it is not on this machine."""
+    named = Path((parameters or {}).get("gpt_model_path", ""))
     return named if named.is_absolute() and (named / "config.json").is_file() else None
 
 
 def _of_every_request(model: triton.ServedModel, engine: Path) -> dict[str, Option]:
-    """Fields of every request to an engine that drafts tokens: their number, or a request for their counts."""
+    """Fields for every request to an engine with draft tokens: their number, or a request for their counts."""
     drafts = server_requests.draft_options(model.name, engine)
     counted = model.tells_drafts and Engine.read(engine).speculation is not None
     return drafts or ({triton.PERF_METRICS: True} if counted else {})

@@ -1,1 +1,1 @@
-"""Servers that outlive the command that started them: started, found again, shown, stopped."""
+"""Servers that outlive the command that started them: start, find, show, stop."""

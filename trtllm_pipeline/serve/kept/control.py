@@ -1,4 +1,4 @@
-"""Starting, stopping and starting again of managed servers, from a command that ends before they do."""
+"""Starts, stops and restarts managed servers, from a command that ends before they do."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ from trtllm_pipeline.tensorrt import params as stage_params
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HANDED_ON: Final = -1
-"""In place of the file descriptor of a lock that a keeper has taken over."""
+"""Replaces the file descriptor of a lock that a keeper has taken over."""
 _POLL_S: Final = 0.1
 _STOP_S: Final = 30.0
-"""Time that a stop may take beyond the server's own timeouts, before its keeper is killed."""
+"""Time that a stop may take beyond the server's own timeouts. Then its keeper is killed."""
 _KILLED_S: Final = 20.0
 _WAKE_S: Final = 2.0
 
@@ -65,9 +65,9 @@ class Wish(KeptOptions):
 
     name: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters of the launch stage that were typed."""
+    """Parameters of the launch stage from the command line."""
     host: str = "127.0.0.1"
-    """Where clients reach it: the gateway's address, or without one the server's."""
+    """Host for clients, of the gateway if there is one, otherwise of the server."""
     port: int = 0
     """Options of the gateway."""
     model: str | None = None
@@ -77,11 +77,11 @@ class Wish(KeptOptions):
 
 
 def check_name(name: str) -> str:
-    """`name`, if a server can be called so. Raises UsageError."""
+    """`name`, if it is a valid server name. Raises UsageError."""
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name!r} cannot be the name of a server",
-            hint="up to 64 letters, digits and . _ - of ASCII; the first is a letter or digit",
+            f"{name!r} is not a valid server name",
+            hint="up to 64 ASCII letters, digits and . _ -, starting with a letter or digit",
         )
     return name
 
@@ -94,7 +94,7 @@ def find(workspace: Path, name: str) -> KeptServer:
             return server
     names = ", ".join(server.name for server in known)
     raise UsageError(
-        f"{workspace} has no server {name!r}",
+        f"{workspace} does not have a server {name!r}",
         hint=f"the servers are {names}" if names else "pipeline serve start CELL starts one",
     )
 
@@ -102,9 +102,9 @@ def find(workspace: Path, name: str) -> KeptServer:
 def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
     """Start a server and its keeper; does not wait until it is ready.
 
-    Raises UsageError for a name that cannot be or is in use, for a gateway without its packages, or before a server that takes
-    images, StateError if the workspace cannot be written or `store prune` has removed its inputs or removes them now,
-    StageError if its repository cannot be written.
+    Raises UsageError for a name that is invalid or in use, for a gateway without its packages, or for a gateway before
+    a server that accepts images; StateError if the workspace cannot be written, or `store prune` has removed its inputs
+    or removes them now; StageError if its repository cannot be written.
     """
     if wish.gateway:
         require_packages()
@@ -117,14 +117,15 @@ def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
         raise _unwritable(folder, error) from error
     if lock is None:
         raise UsageError(
-            f"a server {name} is there already: {servers.look(folder).state.value}",
-            hint=f"pipeline serve restart {name} or stop {name}; --name gives the new one another name",
+            f"server {name} already exists: {servers.look(folder).state.value}",
+            hint=f"pipeline serve restart {name} or stop {name}; --name sets another name for the new one",
         )
     fresh = not (folder / SERVER_FILE).exists()
     try:
         os.truncate(lock.fd, 0)
         _record(target, wish, _ports_before(folder)).write(folder)  # first, so that others see it starting
-        # And for `store prune`, which leaves what a record names alone; one that is at work has not seen it.
+        # And for `store prune`, which keeps the directories named in a record. A prune already in progress has not seen
+        # it.
         with nullcontext() if target.cell is None else Store(workspace).in_use():
             _check_inputs_exist(name, map(str, target.inputs.values()), shlex.join(wish.command))
         triton_server.remove_stale_leftovers()
@@ -154,17 +155,17 @@ def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
 
 
 def _own(folder: Path) -> claims.Claim | None:
-    """The lock of a server that there may not be yet; None while it is kept. Raises OSError."""
+    """The lock of a server that may not exist yet. None if it is running. Raises OSError."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):  # one of this name that had ended was just removed
+        with suppress(FileNotFoundError):  # an ended server of this name was just removed
             return servers.take(folder)
 
 
 def _unwritable(folder: Path, error: OSError) -> StateError:
     return StateError(
         f"{folder} cannot be written: {disk.no_room(error, folder) or error.strerror or error}",
-        hint="pipeline serve start --workspace DIR keeps it in another workspace",
+        hint="pipeline serve start --workspace DIR uses another workspace",
     )
 
 
@@ -192,7 +193,7 @@ def _record(target: ServeTarget, wish: Wish, ports: Mapping[str, int]) -> KeptRe
 
 
 def _ports_before(folder: Path) -> Mapping[str, int]:
-    """The ports that clients of a server of this name know."""
+    """The previous ports of a server of this name, which clients know."""
     try:
         return servers.read_record(folder).ports
     except (ValueError, KeyError, TypeError):
@@ -200,9 +201,9 @@ def _ports_before(folder: Path) -> Mapping[str, int]:
 
 
 def _job(target: ServeTarget, wish: Wish, repository: Path, folder: Path) -> Job:
-    """The launch stage: behind a gateway on loopback, else where clients reach it. What dies is its keeper's business.
+    """The launch stage: on loopback behind a gateway, otherwise on the clients' host. Its keeper restarts it.
 
-    Its command and directories are the keeper's to write: the workspace may be moved before the next start.
+    The keeper writes its command and directories: the workspace may be moved before the next start.
     """
     host = "127.0.0.1" if wish.gateway else wish.host
     params = replace(target.params, **{**wish.params, "host": host, "restarts": 0})
@@ -244,7 +245,9 @@ def _gateway(target: ServeTarget, wish: Wish, folder: Path) -> GatewayConfig:
 
 
 def _spawn(folder: Path, lock: claims.Claim) -> None:
-    """Start the keeper, which takes over the lock, in a session of its own: it outlives this terminal. An interrupt waits meanwhile."""
+    """Start the keeper in a new session. It takes over the lock and outlives this terminal. Interrupts are deferred
+    meanwhile.
+    """
     with _uninterrupted(), (folder / LOG).open("ab") as log:
         keeper = subprocess.Popen(
             [sys.executable, "-m", "trtllm_pipeline.serve.kept.keeper", str(folder), str(lock.fd)],
@@ -257,7 +260,7 @@ def _spawn(folder: Path, lock: claims.Claim) -> None:
             env=without_secrets(os.environ),
         )
         servers.identify(lock.fd, Keeper.of(keeper.pid))  # so that it can be stopped before it has written this itself
-        os.close(lock.fd)  # not released: it is the keeper's now
+        os.close(lock.fd)  # not released: the keeper owns it now
         lock.fd = _HANDED_ON
 
 
@@ -278,7 +281,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def wait_ready(server: KeptServer, look: Callable[[KeptServer], None] = lambda _server: None) -> KeptServer:
-    """The server once it is ready. Raises ServerError if it fails. `look` is called with each change."""
+    """The server, once it is ready. Raises ServerError if it fails. `look` is called with each change."""
     shown, wake_s = server, time.monotonic() + _WAKE_S
     while True:
         server = servers.look(server.folder)
@@ -295,9 +298,9 @@ def wait_ready(server: KeptServer, look: Callable[[KeptServer], None] = lambda _
 
 
 def stop(server: KeptServer) -> KeptServer:
-    """End a server and wait until nothing of it is left, also of one that was killed. Returns how it stands then.
+    """End a server, including the remains of a killed one, and wait until it has ended. Returns its final state.
 
-    Raises StateError where its keeper cannot be ended.
+    Raises StateError if its keeper cannot be ended.
     """
     folder = server.folder
     patience_s = _STOP_S + sum(_stop_timeout_s(folder / name) for name in (JOB, GATEWAY_CONFIG))
@@ -322,7 +325,9 @@ def _stop_timeout_s(file: Path) -> float:
 
 
 def _end(server: KeptServer, patience_s: float) -> None:
-    """End all processes of a server, also what another command starts under its name meanwhile. Raises StateError."""
+    """End all processes of a server, including those that another command starts under its name meanwhile. Raises
+    StateError.
+    """
     folder, signaled, forced, wake_s = server.folder, set[tuple[Keeper, signal.Signals]](), False, 0.0
     deadline = time.monotonic() + patience_s
     _mark(folder)
@@ -346,21 +351,23 @@ def _end(server: KeptServer, patience_s: float) -> None:
             _signal_all(folder, signal.SIGKILL)
         elif late:
             raise StateError(
-                f"server {server.name} does not end: some process still holds {folder / LOCK}",
-                hint=f"fuser {shlex.quote(str(folder / LOCK))} says which",
+                f"server {server.name} does not end: a process still holds {folder / LOCK}",
+                hint=f"fuser {shlex.quote(str(folder / LOCK))} shows which",
             )
         wake_s = _wake(folder, wake_s)
         time.sleep(_POLL_S)
 
 
 def _mark(folder: Path) -> None:
-    """Record that a server is being stopped, before its keeper does, or if it no longer can."""
+    """Record that a server is being stopped, in case its keeper cannot yet or can no longer."""
     with suppress(OSError):
         (folder / STOP).touch()
 
 
 def _wake(folder: Path, due_s: float) -> float:
-    """Let continue what was halted of a server, which can neither start nor obey, once it is `due_s`. Returns the next time."""
+    """Continue the stopped (SIGSTOP) processes of a server, which can neither start nor obey, once it is `due_s`.
+    Returns the next time.
+    """
     if time.monotonic() < due_s:
         return due_s
     _signal_all(folder, signal.SIGCONT)
@@ -368,11 +375,11 @@ def _wake(folder: Path, due_s: float) -> float:
 
 
 def _signal_all(folder: Path, signo: signal.Signals) -> None:
-    """Signal each process that holds the lock of a server, and all below them."""
+    """Signal all processes that hold the lock of a server, and all of their descendants."""
     holders = servers.holders(folder)
     if signo is signal.SIGKILL:
         time.sleep(_POLL_S)
-        holders &= servers.holders(folder)  # who only looks whether it is held has closed it again
+        holders &= servers.holders(folder)  # a process that only checks the lock has closed it again
     for pid in guardian.with_descendants(holders, guardian.process_table()) - {os.getpid()}:
         guardian.kill(pid, signo)
 
@@ -402,11 +409,11 @@ def _tell(keeper: Keeper, signo: int, server: KeptServer) -> None:
 def restart(server: KeptServer, *, require_signed: bool = False, trusted_keys: Path | None = None) -> KeptServer:
     """Start a server with its recorded options, after stopping it if it runs. Does not wait until it is ready.
 
-    Its inputs are checked as at its first start, by that policy or a stricter one. If it
-    cannot be started, it continues as it does. Raises UsageError, StateError.
+    Its inputs are checked as at its first start, by the same policy or a stricter one. If it cannot be started, the old
+    one keeps running. Raises UsageError, StateError.
     """
     if server.record is None and server.state.alive:
-        server = stop(server)  # its keeper writes the record anew
+        server = stop(server)  # its keeper rewrites the record
     record = _startable(server)
     keys = record.trusted_keys if trusted_keys is None else str(trusted_keys.absolute())
     record = replace(record, require_signed=require_signed or record.require_signed, trusted_keys=keys)
@@ -436,7 +443,7 @@ def _startable(server: KeptServer) -> KeptRecord:
     if server.record is None:
         raise StateError(
             f"server {server.name}: {server.reason}",
-            hint=f"pipeline serve stop {server.name} --remove, then start it anew",
+            hint=f"pipeline serve stop {server.name} --remove, then start it again",
         )
     if server.record.gateway:
         require_packages()
@@ -448,21 +455,21 @@ def _check_inputs_exist(name: str, inputs: Iterable[str], command: str) -> None:
     """Raises StateError if one of a server's input directories is gone."""
     if gone := [path for path in inputs if path.startswith("/") and not os.path.exists(path)]:
         raise StateError(
-            f"server {name}: {gone[0]} is gone: removed, or the workspace was moved",
-            hint=f"start it anew: {command or 'pipeline serve start CELL'}",
+            f"server {name}: {gone[0]} is missing: removed, or the workspace was moved",
+            hint=f"start it again: {command or 'pipeline serve start CELL'}",
         )
 
 
 def remove(server: KeptServer) -> None:
-    """Forget a server that has ended: its directory with all logs. Raises UsageError for one that is started just now."""
+    """Remove an ended server: its directory with all logs. Raises UsageError for one that is being started."""
     folder, parent = server.folder, server.folder.parent
     try:
         lock = servers.take(folder)
     except FileNotFoundError:
-        return  # someone else has removed it
+        return  # another command has removed it
     if lock is None:
-        raise UsageError(f"server {server.name} is being started again, and was not removed", hint="pipeline serve ps")
-    removed = parent / f".{server.name}-{os.getpid()}"  # so that a partial one is never visible under its name
+        raise UsageError(f"server {server.name} is being restarted, and was not removed", hint="pipeline serve ps")
+    removed = parent / f".{server.name}-{os.getpid()}"  # so that a partly removed one is never visible under its name
     try:
         folder.rename(removed)
         shutil.rmtree(removed)

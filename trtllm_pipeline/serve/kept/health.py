@@ -14,9 +14,9 @@ from trtllm_pipeline.serve.kept.servers import gateway_url
 
 EVERY_S: Final = 2.0
 LIMIT_S: Final = 3.0
-"""Time limit of one answer."""
+"""Timeout of one check."""
 MISSED: Final = 2
-"""Answers missed in a row after which it counts as unresponsive: a machine may be busy for a moment."""
+"""Missed checks in a row after which it counts as unresponsive: a machine may be busy for a moment."""
 _PATHS: Final = {"triton": "/v2/health/ready", "openai": "/health"}
 
 
@@ -34,7 +34,7 @@ def server_health(folder: Path) -> tuple[str, str] | None:
 
 
 def gateway_health(folder: Path) -> tuple[str, str] | None:
-    """The same for its gateway, of which it is asked whether it lives itself."""
+    """The same for its gateway: checks the gateway alone."""
     url = gateway_url(folder)
     return None if url is None else (url, "/health/live")
 
@@ -48,17 +48,17 @@ class Health:
         self._since_s = 0.0
         self._why = ""
         self._ended = threading.Event()
-        threading.Thread(target=self._ask_on, daemon=True, name="health").start()
+        threading.Thread(target=self._repeat, daemon=True, name="health").start()
 
     def unresponsive(self) -> tuple[float, str] | None:
-        """Since when (monotonic time) it does not answer, and why not; None while it does."""
+        """Since when (monotonic time) it has not responded, and why. None while it responds."""
         return (self._since_s, self._why) if self._missed >= MISSED else None
 
     def close(self) -> None:
-        """Ask no more; does not wait for an answer."""
+        """Stop checking; does not wait for a response."""
         self._ended.set()
 
-    def _ask_on(self) -> None:
+    def _repeat(self) -> None:
         while not self._ended.wait(self._every_s):
             why = self._ask()
             if why is None:
@@ -67,14 +67,14 @@ class Health:
             if not self._missed:
                 self._since_s = time.monotonic()
             self._why = why
-            self._missed += 1  # last, so that a reader of it sees the others
+            self._missed += 1  # last, so that readers see the other values
 
     def _ask(self) -> str | None:
         """The reason for a failed health check. None for a passed one."""
         try:
             status, _ = asyncio.run(http.fetch(self._address, self._path, timeout_s=self._limit_s))
         except ValueError:
-            return None  # an address that cannot be asked says nothing of its server
+            return None  # an invalid address is not evidence against its server
         except (OSError, http.HttpError) as error:
             return f"GET {self._path}: {error}"
-        return None if status == 200 else f"GET {self._path} is answered with HTTP status {status}"
+        return None if status == 200 else f"GET {self._path} returned HTTP status {status}"

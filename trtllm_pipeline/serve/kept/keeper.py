@@ -1,9 +1,10 @@
-"""`python -m trtllm_pipeline.serve.kept.keeper FOLDER [FD]`: the process that keeps one server; FD is its lock, held already.
+"""`python -m trtllm_pipeline.serve.kept.keeper FOLDER [FD]`: the process that manages one server. FD is its lock,
+already held.
 
-It runs the launch stage of the server's toolchain, and its gateway, below a guardian: should this process be
-killed, the guardian ends them. What dies, or does not answer for some time, is started again if that was asked, after 1, 2,
-4 and up to 60 seconds; what has never been ready is not. SIGTERM, SIGINT and SIGHUP end it in order: the gateway finishes
-its answers, then the server ends.
+It runs the launch stage of the server's toolchain, and its gateway, below a guardian: if this process is killed, the
+guardian ends them. If restarts are requested, a program that dies or does not respond for some time is started again
+after 1, 2, 4 and up to 60 seconds, unless it was never ready. SIGTERM, SIGINT and SIGHUP end it gracefully: the gateway
+finishes its responses, then the server ends.
 
 Exit status 0 after a stop, 1 if the server cannot be kept running, as systemd's Restart=on-failure expects.
 """
@@ -60,7 +61,7 @@ LONGEST_PAUSE_S: Final = 60.0
 STEADY_S: Final = 60.0
 """A program that was ready this long gets a short pause when it dies."""
 MOST_LOG_BYTES: Final = 64 << 20
-"""A log that has grown beyond is begun anew; what it held stays as LOG.1."""
+"""A log larger than this is emptied. Its content is kept as LOG.1."""
 _POLL_S: Final = 0.2
 _LOOK_AT_LOGS_S: Final = 10.0
 _FORCED_GRACE_S: Final = 2.0
@@ -72,7 +73,7 @@ _PORT: Final = re.compile(r":(\d+)/?$")
 
 
 def next_pause(pause_s: float, ready_for_s: float | None) -> tuple[float, float]:
-    """How long to wait before what has died is started again, and the pause after that."""
+    """The pause before a dead program is started again, and the pause after that."""
     if ready_for_s is not None and ready_for_s >= STEADY_S:
         pause_s = FIRST_PAUSE_S
     return pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
@@ -98,13 +99,13 @@ class _Program:
     due_s: float = 0.0
     """Monotonic time at which to start it, if it does not run."""
     ready_s: float | None = None
-    """Monotonic time since when it is ready."""
+    """Monotonic time at which it became ready."""
     health: Health | None = None
-    """While it is ready."""
+    """Set while it is ready."""
     hung: ServerError | None = None
     """The reason why it is being ended: it did not respond."""
     force_s: float = 0.0
-    """Monotonic time after which it is killed, while it is being ended so."""
+    """Monotonic time at which it is killed, while it is being ended for that reason."""
     worked: bool = False
     """True if it was ever ready."""
     pause_s: float = FIRST_PAUSE_S
@@ -125,7 +126,7 @@ class _Program:
 
 
 class _Kept:
-    """A server that is kept."""
+    """A managed server."""
 
     def __init__(self, folder: Path, lock: claims.Claim, *, checked: bool) -> None:
         """`checked`: the caller has just checked the signatures."""
@@ -176,10 +177,10 @@ class _Kept:
                 )
             )
 
-    # Telling.
+    # Reporting.
 
     def say(self, text: str) -> None:
-        """A line of the log, and for a start by hand."""
+        """Write a line to the log, and to stdout for a manual start."""
         line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} keeper: {text}\n"
         with suppress(OSError):
             with (self.folder / LOG).open("a", encoding="utf-8") as file:
@@ -188,7 +189,7 @@ class _Kept:
             sys.stdout.flush()
 
     def tell(self, state: State, reason: str | None = None, hint: str | None = None) -> None:
-        """Say how it stands. A disk that is full must not end a server: what it says then is only late."""
+        """Record its state. A full disk must not end a server: the state is then recorded later."""
         self.record = servers.changed(self.record, state, reason, hint, time.time())
         self.write()
         if self.unwritten and not state.alive:
@@ -202,12 +203,12 @@ class _Kept:
             write_targets(self.folder.parent.parent)
             self.unwritten = False
 
-    # Keeping.
+    # Running.
 
     def keep(self, ended: threading.Event) -> int:
-        """Keep it until `ended`, or until it cannot be kept. Returns the exit status."""
+        """Keep it running until `ended`, or until that is impossible. Returns the exit status."""
         servers.identify(self.lock.fd, Keeper.here())
-        self.record.write(self.folder)  # without it the server could not be found
+        self.record.write(self.folder)  # without it, the server could not be found
         try:
             held, gpus = lease(self.record.gpus_needed)
             self.fds += [claim.fd for claim in held]
@@ -310,20 +311,20 @@ class _Kept:
         write_json(path, {**config, "port": self._port("openai", str(config.get("host")))})
 
     def _port(self, name: str, host: str) -> int:
-        """The requested port, or else the one that clients know, if it is free. 0 is any."""
+        """The requested port, or else the last one, which clients know, if it is free. 0 is any."""
         if port := self.record.asked_ports.get(name):
             return port
         known = self.record.ports.get(name, 0)
         return 0 if known and triton_server.busy_ports([known], host) else known
 
     def _look(self) -> None:
-        """Notice what has become ready, and logs that have grown."""
+        """Check which programs have become ready, and the size of the logs."""
         now = time.monotonic()
         for program in self.programs:
             if program.runs and not program.hung:
                 self._look_at(program, now)
         if all(program.ready_s is not None for program in self.programs):
-            self._look_whether_they_answer(now)
+            self._check_responses(now)
         if now >= self.look_at_logs_s:
             self.look_at_logs_s = now + _LOOK_AT_LOGS_S
             if self.unwritten:
@@ -335,7 +336,7 @@ class _Kept:
                     begin_anew(self.folder / name, MOST_LOG_BYTES)
 
     def _look_at(self, program: _Program, now: float) -> None:
-        """Notice what has become ready, and a launch stage that starts its server again."""
+        """Notice when a program becomes ready, or when a launch stage restarts its server."""
         repair = self.folder / REPAIR_FILE
         repairs = program.after is None and repair.exists()
         if program.ready_s is None and program.ready_file.exists() and not repairs:
@@ -348,10 +349,10 @@ class _Kept:
             program.not_ready()
             reason = (read_object(repair) or {}).get("reason")
             self.record = replace(self.record, restarts=self.record.restarts + 1)
-            self.tell(State.RESTARTING, str(reason or "its server has died"))
+            self.tell(State.RESTARTING, str(reason or "its server died"))
 
-    def _look_whether_they_answer(self, now: float) -> None:
-        """Record that all are ready, or restart one that does not respond, if requested."""
+    def _check_responses(self, now: float) -> None:
+        """Record that all programs are ready, or restart one that does not respond, if requested."""
         for program in self.programs:
             if program.health is None or (unresponsive := program.health.unresponsive()) is None:
                 continue
@@ -359,21 +360,21 @@ class _Kept:
             if self.record.state is not State.UNRESPONSIVE:
                 began = time.time() - (now - since_s)
                 at = time.strftime("%H:%M:%S", time.localtime(began))
-                reason = f"the {program.name} has not answered since {at}: {why}"
+                reason = f"the {program.name} has not responded since {at}: {why}"
                 hint = None if self.record.restart else f"pipeline serve restart {self.folder.name}"
                 self.record = servers.changed(self.record, State.UNRESPONSIVE, reason, hint, began)
                 self.write()
                 self.say(reason)
             limit_s = self.record.unresponsive_timeout_s
             if self.record.restart and program.hung is None and now - since_s >= limit_s:
-                program.hung = ServerError(f"the {program.name} did not answer for {limit_s:g} s: {why}")
+                program.hung = ServerError(f"the {program.name} did not respond for {limit_s:g} s: {why}")
                 program.force_s = now + program.grace_s
                 self.say(f"{program.hung.message}; it is being ended")
                 assert self.guardian is not None
                 self.guardian.signal(program.name, signal.SIGTERM)
             return
         if self.record.state is State.UNRESPONSIVE:
-            self.say("it answers again")
+            self.say("it responds again")
         if self.record.state is not State.READY:
             self.tell(State.READY)
 
@@ -384,23 +385,23 @@ class _Kept:
         error, program.hung = program.hung or error, None
         program.runs = False
         program.not_ready()
-        program.ready_file.unlink(missing_ok=True)  # what was killed could not
+        program.ready_file.unlink(missing_ok=True)  # a killed program could not remove it
         if not (self.record.restart and program.worked):
             raise error
         pause_s, program.pause_s = next_pause(program.pause_s, ready_for_s)
         program.due_s = now + pause_s
         self.record = replace(self.record, restarts=self.record.restarts + 1)
         self.tell(State.RESTARTING, error.message, error.hint)
-        self.say(f"{error.message}; started again in {pause_s:g} s")
+        self.say(f"{error.message}; restarting in {pause_s:g} s")
 
     def _why(self, program: _Program, event: process.Exited | process.Refused) -> PipelineError:
         if isinstance(event, process.Refused):
             return ServerError(f"the {program.name} cannot be started: {event.message}", failure=FailureClass.USER)
         if program.name == "server":
             if event.returncode == 0:
-                return ServerError("the server was ended by a signal to it, not by `pipeline serve stop`")
+                return ServerError("the server was ended by a signal, not by `pipeline serve stop`")
             return failure_of(
-                self.job, event.returncode, timed_out=False, before=program.before, said=program.printed()
+                self.job, event.returncode, timed_out=False, before=program.before, output=program.printed()
             )
         lines = [line for line in program.printed().lines if line.strip()]
         errors = [at for at, line in enumerate(lines) if line.startswith("error: ")]
@@ -413,7 +414,7 @@ class _Kept:
         return ServerError(f"the gateway ended with {how}{last_line}", log=program.log)
 
     def _end(self, reason: str | None) -> None:
-        """End what runs, the gateway first: it lets answers come to their end."""
+        """End the programs, the gateway first: it finishes its responses."""
         guardian = self.guardian
         if reason is not None:
             self.tell(State.STOPPING, reason)
@@ -447,7 +448,7 @@ class _Kept:
 
 
 def lease(gpus: int) -> tuple[list[claims.Claim], tuple[str, ...]]:
-    """Claims on this machine and on as many GPUs, with their names; see `claims.lease_machine`. Raises StateError."""
+    """Claims on this machine and on `gpus` GPUs, with their names; see `claims.lease_machine`. Raises StateError."""
     known: list[str] = []
     if gpus:
         from trtllm_pipeline.base import probe
@@ -473,24 +474,26 @@ def lease(gpus: int) -> tuple[list[claims.Claim], tuple[str, ...]]:
             hint="pipeline serve ps shows the GPUs of servers; stop one, or wait for the run",
         )
     who = " and ".join(claims.machine_users(())) or "`pipeline status` in its workspace"
-    raise StateError("a run measures on this machine now, and excludes other work", hint=f"wait for its end: {who}")
+    raise StateError(
+        "a run is measuring on this machine now, which excludes other work", hint=f"wait for its end: {who}"
+    )
 
 
 def leave_last_word(lock: claims.Claim, state: State, reason: str) -> None:
-    """Say in the lock how it ends, where server.json cannot be written: the room for it is there already."""
+    """Record the final state in the lock if server.json cannot be written: the lock has space for it."""
     with suppress(OSError):
         servers.identify(lock.fd, Keeper.here(), (state, reason))
 
 
 def begin_anew(log: Path, most_bytes: int) -> None:
-    """Empty a log that has more than `most_bytes`, keeping its content in a second file. Writers continue to append."""
+    """Empty a log larger than `most_bytes`. Its content is copied to a second file. Writers continue to append."""
     if log.exists() and log.stat().st_size > most_bytes:
         shutil.copyfile(log, log.with_name(f"{log.name}.1"))
         os.truncate(log, 0)
 
 
 def _here(job: Job, folder: Path) -> Job:
-    """The job with the paths and the interpreter of now: the workspace may have been moved."""
+    """The job with current paths and interpreter: the workspace may have been moved."""
     command = (sys.executable, "-m", "trtllm_pipeline.tensorrt.worker", str(folder / JOB))
     return replace(job, commands=(command,), attempt=str(folder), out=str(folder / "out"))
 
@@ -511,7 +514,7 @@ def _ports(folder: Path) -> dict[str, int]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Keep a server. Returns the exit status."""
+    """Run a managed server. Returns the exit status."""
     folder = Path(argv[0]).absolute()
     if len(argv) > 1:
         lock: claims.Claim | None = claims.Claim(int(argv[1]), folder / LOCK, remove=False)
@@ -519,7 +522,7 @@ def main(argv: Sequence[str]) -> int:
     else:
         lock = servers.take(folder)
     if lock is None:
-        print(f"error: the server {folder.name} is kept already", file=sys.stderr)  # noqa: T201
+        print(f"error: the server {folder.name} is already running", file=sys.stderr)  # noqa: T201
         return 1
     try:
         with launch.stop_requested() as ended:

@@ -1,7 +1,8 @@
-"""What Prometheus and Grafana need to watch the managed servers of a workspace.
+"""Files for Prometheus and Grafana to watch the managed servers of a workspace.
 
-`write_targets` keeps `WORKSPACE/serve/prometheus.json` up to date, a list of scrape targets that Prometheus reads again
-whenever it changes (`file_sd`). `write` makes a directory with everything else: what to scrape, alert rules, the dashboard.
+`write_targets` keeps `WORKSPACE/serve/prometheus.json` up to date, a list of scrape targets that Prometheus rereads
+when it changes (`file_sd`). `write` creates a directory with everything else: scrape configuration, alert rules,
+dashboard.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from trtllm_pipeline.base import reading, write_json, writing
 from trtllm_pipeline.serve.kept.servers import FOLDER, TRTLLM_SERVE, KeptServer, State, find, metrics_urls
 
 DASHBOARD: Final = PACKAGE / "data" / "dashboard.json"
-"""For Grafana 11 and later: variables for data source, server, instance and model, which queries use."""
+"""For Grafana 11 and later. Its queries use variables for data source, server, instance and model."""
 TARGETS_FILE: Final = "prometheus.json"
 JOB: Final = "pipeline"
 SCRAPE_S: Final = 5
@@ -30,10 +31,9 @@ REFRESH_S: Final = 30
 
 
 def write_targets(workspace: Path) -> None:
-    """Bring the list of scrape targets up to date; to be called after a server has come, gone or been started again.
+    """Update the list of scrape targets. Call it after a server was started, restarted or removed.
 
-    A server that has died keeps its targets until it is started again or removed: that they do not answer is what
-    alerts tell.
+    A dead server keeps its targets until it is restarted or removed, so that alerts report it.
     """
     folder = workspace / FOLDER
     if not folder.is_dir():
@@ -51,12 +51,12 @@ def write_targets(workspace: Path) -> None:
         if targets:
             write_json(file, targets)
         else:
-            file.unlink(missing_ok=True)  # Prometheus takes it for no targets
+            file.unlink(missing_ok=True)  # Prometheus treats it as an empty list
 
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Serializes keepers: each sees the targets that the previous one wrote."""
+    """Serializes keepers: each sees the targets written before."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -66,7 +66,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _before(file: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """Targets by server and part in the file. Empty if it is missing or damaged."""
+    """Existing targets by server and part. Empty if the file is missing or damaged."""
     targets: dict[str, dict[str, dict[str, Any]]] = {}
     try:
         for target in json.loads(reading.read_bytes(file)):
@@ -94,7 +94,7 @@ def _targets(server: KeptServer) -> list[dict[str, Any]]:
 
 
 def prometheus_config(workspace: Path) -> dict[str, Any]:
-    """prometheus.yml: one job, for all servers of a workspace."""
+    """prometheus.yml: one job for all servers of a workspace."""
     file = workspace.absolute() / FOLDER / TARGETS_FILE
     return {
         "global": {"scrape_interval": f"{SCRAPE_S}s", "evaluation_interval": f"{3 * SCRAPE_S}s"},
@@ -111,11 +111,11 @@ def alert_rules(ttft_p99_s: float = 2.0, error_ratio: float = 0.05) -> dict[str,
     rules = (
         _rule(
             "PipelineServerDown",
-            # trtllm-serve has metrics only with an option. The gateway's errors show that it is down.
+            # trtllm-serve only has metrics with an option. The gateway's errors show that it is down.
             f'up{{job="{JOB}",part!="{TRTLLM_SERVE}"}} == 0',
             "1m",
             "critical",
-            "{{ $labels.part }} of {{ $labels.server }} does not answer",
+            "{{ $labels.part }} of {{ $labels.server }} does not respond",
             "pipeline serve status {{ $labels.server }}; pipeline serve logs {{ $labels.server }}",
         ),
         _rule(
@@ -124,7 +124,7 @@ def alert_rules(ttft_p99_s: float = 2.0, error_ratio: float = 0.05) -> dict[str,
             "5m",
             "warning",
             "{{ $labels.model }}: 1% of requests wait longer than {{ $value | humanizeDuration }} for the first token",
-            "more in flight than the server was sized for, or long prompts: look at queue, KV cache and input tokens",
+            "more in flight than the server was sized for, or long prompts: check queue, KV cache and input tokens",
         ),
         _rule(
             "PipelineErrors",
@@ -142,7 +142,7 @@ def alert_rules(ttft_p99_s: float = 2.0, error_ratio: float = 0.05) -> dict[str,
             "1m",
             "warning",
             "{{ $labels.model }}: the queue of the gateway is full, requests are being rejected",
-            "start another server, or let more requests in flight",
+            "start another server, or allow more requests in flight",
         ),
         _rule(
             "PipelineKvCacheFull",
@@ -199,7 +199,7 @@ def grafana_files(folder: Path, prometheus_url: str) -> dict[str, Mapping[str, A
 
 
 def write(folder: Path, workspace: Path, *, prometheus_url: str, ttft_p99_s: float) -> list[str]:
-    """Write everything into `folder`; what was written, as paths in it."""
+    """Write everything into `folder`. Returns the relative paths of the files."""
     import yaml
 
     write_targets(workspace)

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 _EMBEDDED_WEIGHTS: Final = "model.gguf"
 _EXPECTED: Final = (
-    f"a directory with a Triton repository ({model_names.ENSEMBLE}/config.pbtxt), what the repository stage wrote for trtllm-serve "
-    "(serve.json), or an engine (config.json)"
+    f"a directory with a Triton repository ({model_names.ENSEMBLE}/config.pbtxt), the output of the repository stage for "
+    "trtllm-serve (serve.json), or an engine (config.json)"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeTarget:
-    """All that starting a server takes, whatever it is started from."""
+    """Everything needed to start a server, whatever its source."""
 
     toolchain: str
     launch: Stage
@@ -55,17 +55,17 @@ class ServeTarget:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """All that it is served from, and so the engine or weights that its repository refers to, wherever they are."""
+        """All directories that it is served from, including the engine or weights that its repository refers to."""
         folders = (*self.inputs.values(), *(() if self.model_folder is None else (self.model_folder,)))
         repository = self.inputs.get("repository")
         return folders if repository is None else tuple(dict.fromkeys((*folders, *_referenced(repository))))
 
 
 def require_text(inputs: Mapping[str, Path]) -> None:
-    """Raise UsageError for a server that cannot have a gateway: one whose requests have images."""
+    """Raise UsageError for a server that cannot have a gateway because its requests have images."""
     if "repository" in inputs and (inputs["repository"] / model_names.ENCODERS_MODEL).is_dir():
         raise UsageError(
-            "--openai: the gateway hands on text alone, and each question to this server has an image",
+            "--openai: the gateway only forwards text, and each request to this server needs an image",
             hint="leave it out",
         )
 
@@ -78,7 +78,7 @@ def _referenced(repository: Path) -> tuple[Path, ...]:
 
 
 def is_folder(what: str) -> bool:
-    """Whether `what`, as it was typed, is a directory, not a cell. Raises UsageError for a path with nothing there."""
+    """True if `what` is a directory, False if it is a cell. Raises UsageError for a path that does not exist."""
     if os.path.isdir(what):
         return True
     if what.startswith(("/", "./", "../", "~")):
@@ -96,41 +96,43 @@ def of_request(request: Request, store: Store, model_folder: Path | None) -> Ser
     return target if model_folder is None else replace(target, model_folder=model_folder)
 
 
-def of_cell(found: served_cell.ServedCell) -> ServeTarget:
+def of_cell(served: served_cell.ServedCell) -> ServeTarget:
     """The target for a cell. Raises PlanError if this machine lacks a requirement of its toolchain."""
-    cell, machine = found.cell, found.plan.machine
+    cell, machine = served.cell, served.plan.machine
     if cell.toolchain in toolchains.SERVERS and (url := cell.settings["openai"]["url"]):
         raise UsageError(
-            f"{cell.id} is served at {url} already",
+            f"{cell.id} is already served at {url}",
             hint=f"pipeline serve gateway {cell.model}={str(url).rstrip('/').removesuffix('/v1')}/v1",
         )
     _check_runs(cell.toolchain, machine)
-    stages = {found.plan.stage_runs[run].stage.name for run in found.launch.inputs.values()}
+    stages = {served.plan.stage_runs[run].stage.name for run in served.launch.inputs.values()}
     return ServeTarget(
         toolchain=cell.toolchain,
-        launch=found.launch.stage,
-        params=found.launch.params,
-        inputs=found.inputs,
+        launch=served.launch.stage,
+        params=served.launch.params,
+        inputs=served.inputs,
         model=cell.model,
         name=_name(f"{cell.model}-{cell.precision}"),
-        model_folder=found.model_folder,
-        max_seq_len=found.max_seq_len,
+        model_folder=served.model_folder,
+        max_seq_len=served.max_seq_len,
         max_input_len=cell.isl,
-        gpus=found.plan.resources(found.launch).gpus,
+        gpus=served.plan.resources(served.launch).gpus,
         cell=cell.id,
-        adapters={name: found.inputs[place] for place, (name, _) in companions.adapters(cell).items()},
-        artifacts={stage: found.artifacts[stage] for stage in sorted({*stages, "build"} & found.artifacts.keys())},
+        adapters={name: served.inputs[place] for place, (name, _) in companions.adapters(cell).items()},
+        artifacts={stage: served.artifacts[stage] for stage in sorted({*stages, "build"} & served.artifacts.keys())},
         gateway=cell.settings.get("gateway", {}),
     )
 
 
 def of_folder(folder: Path, model_folder: Path | None, machine: Machine) -> ServeTarget:
-    """The target for a directory. Raises UsageError for one that cannot be served, PlanError if the machine lacks a requirement."""
+    """The target for a directory. Raises UsageError for one that cannot be served, PlanError if the machine lacks a
+    requirement.
+    """
     from trtllm_pipeline.tensorrt import SERVE_FILE
 
     folder = folder.absolute()
     if not (folder / "config.json").is_file() and (folder / OUT).is_dir():
-        folder /= OUT  # an artifact's
+        folder /= OUT  # an artifact's directory
     if (folder / SERVE_FILE).is_file():
         return _of_serve_file(folder, model_folder, machine)
     if (folder / model_names.ENSEMBLE / model_config.FILE_NAME).is_file() or (
@@ -156,7 +158,7 @@ def _of_serve_file(folder: Path, model_folder: Path | None, machine: Machine) ->
 
 
 def _number(words: list[str], option: str) -> int:
-    """The value of an option of a command line. 1 if absent."""
+    """The value of a command-line option. 1 if absent."""
     for place, word in enumerate(words):
         name, _, value = word.partition("=")
         if name == option:
@@ -174,13 +176,13 @@ def _of_repository(folder: Path, model_folder: Path | None, machine: Machine) ->
         parameters = model_config.string_parameters(model_config.read(inner / model_config.FILE_NAME))
     except (OSError, model_config.ModelConfigError) as error:
         raise UsageError(
-            f"{folder} cannot be served: {error}", hint=f"pipeline models lint {folder} says what is wrong with it"
+            f"{folder} cannot be served: {error}", hint=f"pipeline models lint {folder} reports its problems"
         ) from error
     named = parameters.get("gpt_model_path") or parameters.get("engine_dir") or ""
     engine = _engine(Path(named)) if named else None
     if engine is None:
         raise UsageError(
-            f"{folder}: its model {model_names.ENGINE_MODEL} names no engine directory that is there: {named or 'none'}",
+            f"{folder}: the engine directory of its model {model_names.ENGINE_MODEL} does not exist: {named or 'none'}",
             hint="write the repository again: pipeline stage repository --engine DIR --model DIR --output-dir DIR",
         )
     try:
@@ -223,7 +225,7 @@ def _of_engine(folder: Path, model_folder: Path | None, machine: Machine) -> Ser
     embedded = (folder / _EMBEDDED_WEIGHTS).is_file()
     if engine is None or not (embedded or engine.rank_files[0].is_file()):
         raise UsageError(
-            f"{folder} is not an engine: neither {_EMBEDDED_WEIGHTS} nor rank0.engine is in it", hint=_EXPECTED
+            f"{folder} is not an engine: it contains neither {_EMBEDDED_WEIGHTS} nor rank0.engine", hint=_EXPECTED
         )
     model = model_folder or _made_of(folder) or folder
     toolchain = toolchains.EMBEDDED if embedded else toolchains.ENGINES
@@ -256,7 +258,7 @@ def _of(
 ) -> ServeTarget:
     _check_runs(toolchain, machine)
     launch = toolchains.load(toolchain).stage("launch")
-    # An artifact's manifest says what it is of; a directory of somebody's has its own name.
+    # The manifest of an artifact names its model. Other directories use their own name.
     label = str((read_object(folder.parent / manifest.NAME) or {}).get("label") if folder.name == OUT else "").split(
         "/"
     )
@@ -277,8 +279,8 @@ def _of(
 
 
 def write_repository(target: ServeTarget, out: Path) -> Path:
-    """The repository of a target; one that has an engine alone is written into the empty directory `out`, which stays empty where
-    the server reads none. Raises StageError.
+    """The repository of a target. For an engine, it is written into the empty directory `out`, which stays empty if the
+    server does not need one. Raises StageError.
     """
     if "repository" in target.inputs:
         return target.inputs["repository"]
@@ -290,7 +292,7 @@ def write_repository(target: ServeTarget, out: Path) -> Path:
     engine = Engine.read(target.inputs["engine"])
     params = stage_params.load(stage.params, {"max_batch_size": engine.max_batch_size or 1})
     assert stage.program is not None
-    with redirect_stdout(sys.stderr):  # a stage's stdout is its log, that of a command its answer
+    with redirect_stdout(sys.stderr):  # a stage's stdout is its log, a command's is its result
         run_program(stage.program, stage.name, StageContext(params, target.inputs, {}, out, out.parent))
     return out
 
@@ -309,6 +311,6 @@ def _engine(folder: Path) -> Engine | None:
 
 
 def _name(text: str) -> str:
-    """A name that a directory can have, made of any text."""
+    """A valid directory name from any text."""
     plain = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in text)
     return plain.strip("._-")[:64] or "server"

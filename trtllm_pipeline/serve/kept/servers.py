@@ -1,17 +1,17 @@
 """The managed servers of a workspace, by their files: their names, states and addresses.
 
     WORKSPACE/serve/NAME/
-      server.json       what was asked, and how it stands; written by `start`, then by the keeper alone
-      job.json          the launch stage, as its program reads it
-      service.json      endpoints of the server; there while it is ready
+      server.json       options and state; written by `start`, then only by the keeper
+      job.json          the launch stage, input of its program
+      service.json      endpoints of the server; exists while it is ready
       gateway-config.json, gateway.json    its OpenAI endpoint: configuration and address
       log               of the keeper and the launch stage; server.log: of the server; gateway.log: of the endpoint
-      lock              a flock that the keeper and all below it hold while they live; it holds the keeper's identity, and
-                        its last word where server.json could not be written
-      stop              there while somebody stops it
+      lock              a flock that the keeper and its descendants hold while they live; contains the keeper's identity,
+                        and its last state if server.json could not be written
+      stop              exists while a command stops it
 
-A keeper is recognised by its process id, start time and boot, so neither a reused id nor a restarted machine is taken for
-it. Its last record is in server.json. This module determines its state since.
+A keeper is identified by its process id, start time and boot, so a reused id or a reboot cannot be mistaken for it.
+server.json has its last record. This module determines the current state.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ TRTLLM_SERVE: Final = "trtllm-serve"
 _TRTLLM_SERVE_PATH: Final = "/prometheus/metrics"
 """Its /metrics are JSON. Source: TensorRT-LLM, tensorrt_llm/serve/openai_server.py."""
 _LATEST_S: Final = 1e11
-"""In the year 5138."""
+"""Year 5138."""
 _IDENTITY_BYTES: Final = 4096
 _MOST_REASON_BYTES: Final = 600
-"""So that it fits with every character escaped."""
+"""Fits even with every character escaped."""
 _POLL_S: Final = 0.1
 _LAST_S: Final = 5.0
 STOPPED_REASON: Final = "it was stopped"
@@ -54,22 +54,22 @@ UNRESPONSIVE_S: Final = 60.0
 
 
 class State(str, Enum):
-    """How a managed server stands."""
+    """State of a managed server."""
 
     STARTING = "starting"
-    """Its processes are being started, or it loads its models."""
+    """Its processes are being started, or it is loading its models."""
     READY = "ready"
-    """It answers."""
+    """It responds."""
     UNRESPONSIVE = "unresponsive"
-    """Its processes live, but it has stopped to answer; `reason` says since when."""
+    """Its processes live, but it does not respond. `reason` gives the start time."""
     RESTARTING = "restarting"
-    """It has died and is started again; `reason` says why it died."""
+    """It died and is being started again. `reason` says why it died."""
     STOPPING = "stopping"
     """It was stopped, or its keeper is gone and its processes are being ended."""
     STOPPED = "stopped"
-    """It was stopped, or ended with the machine; `reason` says which."""
+    """It was stopped, or ended with the machine. `reason` says which."""
     FAILED = "failed"
-    """It did not start, or has died and is not started again; `reason` says why."""
+    """It did not start, or died and is not started again. `reason` says why."""
 
     @property
     def alive(self) -> bool:
@@ -79,7 +79,7 @@ class State(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Keeper:
-    """The process that keeps a server, identified by start time and boot."""
+    """The process that manages a server, identified by start time and boot."""
 
     pid: int
     start_time: int
@@ -125,7 +125,7 @@ class KeptOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptRecord(KeptOptions):
-    """The content of server.json: the options, the target, and the last state that its keeper recorded."""
+    """The content of server.json: the options, the target, and the last state recorded by its keeper."""
 
     toolchain: str
     cell: str | None = None
@@ -133,30 +133,30 @@ class KeptRecord(KeptOptions):
     served_folder: str | None = None
     """The engine or repository directory that is served; None for a cell."""
     fingerprints: Mapping[str, str] = field(default_factory=dict)
-    """Stage -> fingerprint of the artifacts that it is served from."""
+    """Stage -> fingerprint of the artifact that it is served from."""
     model: str
-    """What OpenAI clients call it."""
+    """Model name for OpenAI clients."""
     model_folder: str | None = None
     """Directory with tokenizer and chat template."""
     served_from: tuple[str, ...] = ()
-    """The directories that it is served from, whose signed statements are checked."""
+    """The directories that it is served from. Their signed statements are checked."""
     gpus_needed: int = 0
     state: State = State.STARTING
     reason: str | None = None
     hint: str | None = None
     since_s: float
-    """Unix time since when it stands so."""
+    """Unix time at which it entered this state."""
     started_s: float
     """Unix time at which it was started."""
     restarts: int = 0
-    """How often it was started again since."""
+    """Number of restarts since."""
     keeper: Keeper | None = None
     gpus: tuple[str, ...] = ()
-    """Its GPUs, as in CUDA_VISIBLE_DEVICES."""
+    """Its GPUs, in the format of CUDA_VISIBLE_DEVICES."""
     asked_ports: Mapping[str, int] = field(default_factory=dict)
-    """By http, grpc, metrics and openai, those that it must have; the others may change."""
+    """Requested ports, by http, grpc, metrics and openai. Others may change."""
     ports: Mapping[str, int] = field(default_factory=dict)
-    """By http, grpc, metrics and openai, those it listens on, or did last."""
+    """Current or last ports, by http, grpc, metrics and openai."""
 
     def write(self, folder: Path) -> None:
         """Write it into the server's directory."""
@@ -172,7 +172,7 @@ class KeptRecord(KeptOptions):
         numbers = {name: float(known[name]) for name in ("since_s", "started_s")}
         limit_s = float(known.get("unresponsive_timeout_s", UNRESPONSIVE_S))
         if not all(0 <= number < _LATEST_S for number in numbers.values()):
-            raise ValueError("a time that cannot be")
+            raise ValueError("an impossible time")
         lists = {name: tuple(known.get(name) or ()) for name in ("command", "gpus", "served_from")}
         maps = {name: dict(known.get(name) or {}) for name in ("fingerprints", "asked_ports", "ports")}
         keepers = None if keeper is None else Keeper(**keeper)
@@ -189,7 +189,7 @@ class Endpoint:
     openai: str | None
     """Base URL of an OpenAI endpoint, such as http://127.0.0.1:8000/v1: the gateway, or the server itself."""
     models: tuple[str, ...]
-    """What OpenAI clients call the model, and after it the model with each of its adapters."""
+    """Model names for OpenAI clients: the model, then the model with each of its adapters."""
     model_folder: Path | None
     """Directory with tokenizer and chat template."""
     metrics: tuple[str, ...]
@@ -197,22 +197,22 @@ class Endpoint:
 
     @property
     def model(self) -> str:
-        """The model itself."""
+        """Name of the model itself."""
         return self.models[0]
 
 
 @dataclass(frozen=True, slots=True)
 class KeptServer:
-    """One managed server, as it stood when it was looked at."""
+    """A snapshot of one managed server."""
 
     folder: Path
     state: State
     reason: str | None
     """Why it ended, or is not ready."""
     record: KeptRecord | None
-    """None where server.json is damaged."""
+    """None if server.json is damaged."""
     keeper: Keeper | None
-    """The process that keeps it, while that lives."""
+    """The process that manages it, while it lives."""
 
     @property
     def name(self) -> str:
@@ -230,7 +230,7 @@ class KeptServer:
         try:
             service = Service.read(self.folder / SERVICE_FILE)
         except ServerError:
-            return None  # it has ended just now
+            return None  # it has just ended
         base = gateway_url(self.folder) or (service.http if service.kind == "openai" else None)
         offered = (read_object(self.folder / GATEWAY_FILE) or {}).get("models") if self.record.gateway else None
         folder = self.record.model_folder
@@ -244,7 +244,7 @@ class KeptServer:
 
 
 def metrics_urls(folder: Path) -> dict[str, str]:
-    """URLs of metrics by part, as far as they are there now: `gateway` before the server itself."""
+    """Current URLs of metrics by part, `gateway` before the server itself."""
     gateway = gateway_url(folder)
     urls = {} if gateway is None else {"gateway": f"{gateway}/metrics"}
     try:
@@ -259,7 +259,7 @@ def metrics_urls(folder: Path) -> dict[str, str]:
 
 
 def gateway_url(folder: Path) -> str | None:
-    """URL of a server's gateway from this machine, also if it listens on all addresses."""
+    """URL of a server's gateway from this machine, even if it listens on all addresses."""
     url = (read_object(folder / GATEWAY_FILE) or {}).get("url")
     if not isinstance(url, str):
         return None
@@ -282,7 +282,9 @@ def folder_of(workspace: Path, name: str) -> Path:
 
 
 def find(workspace: Path) -> list[KeptServer]:
-    """All managed servers of a workspace, by name. Damaged ones are among them, as failed; one that is removed just now is not."""
+    """All managed servers of a workspace, by name. Damaged ones are included as failed. Servers that are just being
+    removed are not.
+    """
     try:
         names = sorted(
             each.name
@@ -296,12 +298,12 @@ def find(workspace: Path) -> list[KeptServer]:
 
 
 def look(folder: Path) -> KeptServer:
-    """How the managed server in `folder` stands now. Reads only."""
+    """The current state of the managed server in `folder`. Read-only."""
     data = read_object(folder / SERVER_FILE) or {}
     while True:
         server = _look_at(folder, data)
         before, data = data, read_object(folder / SERVER_FILE) or {}
-        if data == before:  # what is seen is of a moment in which server.json said this
+        if data == before:  # the observations belong to one version of server.json
             return server
 
 
@@ -326,17 +328,17 @@ def _look_at(folder: Path, data: Mapping[str, Any]) -> KeptServer:
 def standing(
     record: KeptRecord, *, held: bool, lives: bool, boot: str, last: tuple[State, str] | None = None
 ) -> tuple[State, str | None]:
-    """How a server stands, and why, from what its keeper said last and what is seen now.
+    """The state of a server and its reason, from its keeper's last record and current observations.
 
-    `held`: some process of it holds the lock. `lives`: one of them is its keeper. `boot` is that of now. `last` is what is
-    known of its end outside server.json: a stop request, or the keeper's entry in the lock.
+    `held`: one of its processes holds the lock. `lives`: its keeper is alive. `boot`: the current boot. `last`:
+    information about its end outside server.json, a stop request or the keeper's entry in the lock.
     """
     keeper, reason = record.keeper, record.reason
     if lives:
         return record.state, reason
     if held and keeper is None:
         return State.STARTING, reason  # `start` is about to start the keeper
-    if not record.state.alive:  # also if a command that starts or removes it has the lock
+    if not record.state.alive:  # even if a command that starts or removes it has the lock
         return record.state, reason
     if held:
         return State.STOPPING, "its keeper was killed; its processes are being ended"
@@ -345,7 +347,7 @@ def standing(
     if keeper is None:
         return State.FAILED, "it was interrupted before it was started"
     if keeper.boot_id != boot:
-        return State.STOPPED, "the machine was restarted"
+        return State.STOPPED, "the machine was rebooted"
     if record.state is State.STOPPING:
         return State.STOPPED, reason
     return State.FAILED, f"its keeper (process {keeper.pid}) was killed"
@@ -357,23 +359,25 @@ def read_record(folder: Path) -> KeptRecord:
 
 
 def changed(record: KeptRecord, state: State, reason: str | None, hint: str | None, now_s: float) -> KeptRecord:
-    """`record` with another state; its time changes only when the state does."""
+    """`record` with another state. Its time only changes with the state."""
     since_s = record.since_s if state is record.state else now_s
     return replace(record, state=state, reason=reason, hint=hint, since_s=since_s)
 
 
 def identify(lock_fd: int, keeper: Keeper, last: tuple[State, str] | None = None) -> None:
-    """Write into a lock that is held whose it is, and how it ends, which takes no room on a full disk."""
+    """Write the owner into a held lock, and its final state. Overwrites reserved space, so a full disk is not a
+    problem.
+    """
     record = {}
     if last is not None:
         reason = last[1].encode(errors="replace")[:_MOST_REASON_BYTES].decode(errors="ignore")
         record = {"state": last[0].value, "reason": reason}
     text = json.dumps({**asdict(keeper), **record}).encode()
-    os.pwrite(lock_fd, text.ljust(_IDENTITY_BYTES), 0)  # in one write, over what stood there
+    os.pwrite(lock_fd, text.ljust(_IDENTITY_BYTES), 0)  # in one write, over the previous text
 
 
 def _log_of(lock: Path) -> tuple[Keeper | None, tuple[State, str] | None]:
-    """The keeper that says in its lock who it is, and its last word."""
+    """The keeper named in its lock, and its final state."""
     try:
         data = read_object(lock) or {}
         last = (State(data.pop("state")), str(data.pop("reason"))) if "state" in data else None
@@ -383,9 +387,10 @@ def _log_of(lock: Path) -> tuple[Keeper | None, tuple[State, str] | None]:
 
 
 def take(folder: Path) -> claims.Claim | None:
-    """The lock of the server in `folder`; None while it is kept, or started. Raises OSError.
+    """The lock of the server in `folder`. None while it is running or being started. Raises OSError.
 
-    Waits for a keeper that has said its last word, for what a killed one has left, and for a command that records an end.
+    Waits for a keeper that has recorded its final state, for the remains of a killed one, and for a command that
+    records an end.
     """
     deadline = time.monotonic() + _LAST_S
     while True:
@@ -407,7 +412,9 @@ def is_held(folder: Path) -> bool:
 
 
 def holders(folder: Path) -> set[int]:
-    """The processes, as far as this user sees them, that have the lock of the server in `folder` open; not this one."""
+    """The processes, as far as this user sees them, that have the lock of the server in `folder` open, except this
+    one.
+    """
     lock = str(folder / LOCK)
     keepers = set()
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):

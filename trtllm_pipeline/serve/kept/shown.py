@@ -1,4 +1,4 @@
-"""Managed servers as people and programs see them: the table of `ps`, the text and the JSON of `status`."""
+"""Presents managed servers: the table of `ps`, the text and the JSON of `status`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _GPU_CHARACTERS = 12
 """Characters of a GPU's UUID that nvidia-smi accepts: GPU-5a1b2c3d."""
 
 
-def to_json(found: Sequence[KeptServer]) -> dict[str, Any]:
-    """All about servers, see docs/reference/formats.md."""
-    return {"schema": 1, "servers": [entry(server) for server in found]}
+def to_json(servers: Sequence[KeptServer]) -> dict[str, Any]:
+    """All servers, see docs/reference/formats.md."""
+    return {"schema": 1, "servers": [entry(server) for server in servers]}
 
 
 def entry(server: KeptServer) -> dict[str, Json]:
-    """One of them."""
+    """One server."""
     record, endpoint = server.record, server.endpoint()
     logs: dict[str, Json] = {
         part: str(server.folder / name) for part, name in LOGS.items() if (server.folder / name).exists()
@@ -76,11 +76,11 @@ def entry(server: KeptServer) -> dict[str, Json]:
     return fields
 
 
-def to_table(found: Sequence[KeptServer], width: int | None = None) -> str:
-    """One line each; in at most `width` characters, what they serve is shortened."""
-    if not found:
-        return "no servers are kept in this workspace"
-    rows = [_row(server) for server in found]
+def to_table(servers: Sequence[KeptServer], width: int | None = None) -> str:
+    """One line per server, in at most `width` characters: what they serve is shortened."""
+    if not servers:
+        return "this workspace has no managed servers"
+    rows = [_row(server) for server in servers]
     if width is not None:
         others = text_tables.plain_table([{**row, _SERVES: ""} for row in rows]).splitlines()
         left = max(_LEAST_WIDTH, width - max(map(len, others)) + len(_SERVES))
@@ -123,9 +123,9 @@ def watch(look: Callable[[], Sequence[KeptServer]], stream: TextIO) -> None:
     stream.write(f"{to_table(look())}\n")
 
 
-def to_text(found: Sequence[KeptServer]) -> str:
-    """All about each, a paragraph each."""
-    return "\n\n".join(_paragraph(server) for server in found) or to_table(found)
+def to_text(servers: Sequence[KeptServer]) -> str:
+    """Details of all servers, one paragraph each."""
+    return "\n\n".join(_paragraph(server) for server in servers) or to_table(servers)
 
 
 def _paragraph(server: KeptServer) -> str:
@@ -159,7 +159,7 @@ def endpoints(server: KeptServer) -> dict[str, str]:
 
 
 def example(server: KeptServer) -> str:
-    """A command line that asks a server that is ready."""
+    """A command line that sends a request to a ready server."""
     endpoint = server.endpoint()
     assert endpoint is not None
     if endpoint.openai is not None:
@@ -175,5 +175,5 @@ def example(server: KeptServer) -> str:
 
 
 def log_of(server: KeptServer, part: str) -> Path:
-    """The file that a part of a server writes."""
+    """The log file of one part of a server."""
     return server.folder / LOGS[part]

@@ -10,7 +10,7 @@ from trtllm_pipeline.serve.kept.servers import KeptRecord
 
 
 def check(record: KeptRecord) -> None:
-    """Raise StateError or UsageError unless it is; every file of an artifact that was signed is read."""
+    """Raise StateError or UsageError unless its inputs satisfy the policy. Every file of a signed artifact is read."""
     keys = None if record.trusted_keys is None else Path(record.trusted_keys)
     provenance.require_folders(map(Path, record.served_from), provenance.policy(keys, required=record.require_signed))
 
@@ -22,7 +22,7 @@ class SignedCheck(threading.Thread):
         super().__init__(daemon=True, name="signatures")
         self._record = record
         self.error: Exception | None = None
-        """Its error, once it has ended."""
+        """Its error, after it has ended."""
         self.start()
 
     def run(self) -> None:

@@ -1,4 +1,4 @@
-"""A systemd unit that runs the keeper of a server, so that it is started with the machine."""
+"""A systemd unit that runs the keeper of a server, so that it starts with the machine."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ PASSED_ON: Final = (
     *("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", probe.EXAMPLES_VARIABLE, probe.TEMPLATES_VARIABLE),
     "TRTLLM_NO_USAGE_STATS",
 )
-"""Environment variables by which a server is found and started. No others are written: the environment may have secrets."""
+"""Environment variables that are needed to find and start a server. Others are not written: the environment may contain
+secrets.
+"""
 _STOP_S: Final = 60
 _AGAIN_S: Final = 10
 
 
 def unit_name(name: str) -> str:
-    """The name of a server's unit."""
+    """The unit name of a server."""
     return f"{PREFIX}{name}.service"
 
 
 def default_path(name: str, *, system: bool) -> Path:
-    """Where systemd looks for the unit."""
+    """The directory where systemd looks for the unit."""
     if system:
         return Path("/etc/systemd/system") / unit_name(name)
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
@@ -39,13 +41,13 @@ def default_path(name: str, *, system: bool) -> Path:
 def unit(folder: Path, record: KeptRecord, *, system: bool, environment: Mapping[str, str]) -> str:
     """The text of the unit for the managed server in `folder`.
 
-    `system`: for the machine's systemd, as the user whom the directory belongs to; else for that user's own.
+    `system`: for the machine's systemd, run as the directory's owner; otherwise for that user's systemd.
     """
     about = record.cell or record.served_folder or ""
     owner = pwd.getpwuid(folder.stat().st_uid)
     passed = {name: environment[name] for name in PASSED_ON if environment.get(name)}
     if system:
-        # Where leases on GPUs are, for runs of this user; see orchestrate/store/claims.py.
+        # GPU leases of this user's runs are there; see orchestrate/store/claims.py.
         passed["XDG_RUNTIME_DIR"] = f"/run/user/{owner.pw_uid}"
     lines = [
         "[Unit]",
@@ -74,7 +76,7 @@ _KEEPER: Final = "trtllm_pipeline.serve.kept.keeper"
 
 
 def next_steps(path: Path, name: str, *, system: bool, running: bool) -> str:
-    """The commands to run once the unit is written."""
+    """The commands to run after the unit is written."""
     control = "sudo systemctl" if system else "systemctl --user"
     lines = [f"pipeline serve stop {name}"] if running else []
     known = path == default_path(name, system=system)
@@ -83,13 +85,13 @@ def next_steps(path: Path, name: str, *, system: bool, running: bool) -> str:
     lines += (
         []
         if system
-        else ["loginctl enable-linger    # so that it is started before you log in, and stays when you leave"]
+        else ["loginctl enable-linger    # so that it starts before you log in, and stays after you log out"]
     )
     return "\n".join(lines)
 
 
 def _specifiers(text: str) -> str:
-    """`text` as systemd takes it in a line: one line, without its % specifiers."""
+    """`text` for one line of systemd: a single line, with % escaped."""
     return " ".join(text.split()).replace("%", "%%")
 
 
@@ -99,5 +101,5 @@ def _quoted(word: str) -> str:
 
 
 def _argument(word: str) -> str:
-    """A word of a command line: there, $ starts a variable."""
+    """One command-line argument, with $ escaped: it starts a variable there."""
     return _quoted(word).replace("$", "$$")

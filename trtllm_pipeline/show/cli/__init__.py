@@ -2,5 +2,6 @@
 
 import gc
 
-# Imports and large plans create many objects and no garbage. With the default thresholds, collection takes a fifth of the time.
+# Imports and large plans create many objects but no garbage. With the default thresholds, collection takes a fifth of
+# the time.
 gc.set_threshold(100_000, 50, 100)

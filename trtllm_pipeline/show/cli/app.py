@@ -1,7 +1,7 @@
 """`pipeline`: the table of commands, lazy import of the requested one, and messages for expected errors.
 
-Nothing heavy is imported here: `pipeline --help` costs little more than Typer. Annotations are evaluated at definition.
-Typer would otherwise evaluate string annotations of every command that it lists.
+Nothing heavy is imported here: `pipeline --help` takes little longer than Typer. Annotations are evaluated at
+definition, because Typer would evaluate string annotations of every command that it lists.
 """
 
 import importlib
@@ -97,7 +97,7 @@ COMMANDS: Final = (
     Command(_STAGE, "", "Run one stage for cells of a matrix or on explicit files.", _RUNS, hidden=True),
     Command(f"{_STAGE} replay", "execute:execute", "Rerun the commands of one job.json."),
 )
-"""All commands but those of stages, which `commands` adds."""
+"""All commands except those of stages, which `commands` adds."""
 GROUPS: Final = frozenset(row.path for row in COMMANDS if not row.target)
 _ABOUT: Final = (
     "Download, quantize, build, serve, test and measure models on Triton, from a matrix of configurations. An "
@@ -112,7 +112,9 @@ _ABSENT: Final = dict.fromkeys(("help", "install_completion", "show_completion")
 
 
 def commands() -> tuple[Command, ...]:
-    """All commands. Those of stages come from the toolchains' tables, which takes longer than all other imports here."""
+    """All commands. Those of stages come from the toolchains' tables, whose import takes longer than everything else
+    here.
+    """
     from trtllm_pipeline.tensorrt import catalog
 
     stages = (
@@ -125,8 +127,8 @@ def commands() -> tuple[Command, ...]:
 def build(words: Collection[str] | None, *, rich: bool = False, complete: bool = False) -> typer.Typer:
     """The application. Imports only the commands whose full name is in `words`, or all commands if `words` is None.
 
-    Other commands have only a name and help. `--help`, completion and suggestions need no more. Shell completion also
-    offers hidden commands.
+    Other commands have only a name and help. That is enough for `--help`, completion and suggestions. Shell completion
+    also offers hidden commands.
     """
 
     def new(text: str, callback: Callable[..., None]) -> typer.Typer:
@@ -232,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             order = [row.path for row in COMMANDS]  # Typer lists all groups before all commands
             command.commands = dict(sorted(command.commands.items(), key=lambda each: order.index(each[0])))
             if f"_{_program().replace('-', '_').upper()}_COMPLETE" in os.environ:
-                command.main([], prog_name=_program())  # ends
+                command.main([], prog_name=_program())  # exits
             with command.make_context(_program(), words) as ctx:
                 debug = debug or ctx.params["debug"]
                 code: int | None = command.invoke(ctx)

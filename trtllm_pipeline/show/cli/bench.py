@@ -33,9 +33,9 @@ OTHER_NAMES: Final = {
     "profile-export-file": "event-file",
     **options.TOKENIZER_NAMES,
 }
-"""Names that genai-perf, aiperf and other load clients have for options that mean the same."""
+"""Names that genai-perf, aiperf and other load clients use for equivalent options."""
 _BY_HAND: Final = ("declared", "exclusive", "lora", "lora_names", "protocol", "slo")
-"""Parameters of perf that a server at a URL has in another form, or not at all."""
+"""Parameters of perf that differ or do not exist for a server at a URL."""
 _PANELS: Final = {
     options.SERVER_PANEL: (
         *("url", "model", "protocol", "endpoint_type", "streaming", "metrics_url", "dcgm_url", "dcgm_gpus"),
@@ -137,9 +137,9 @@ def _load(
 ) -> None:
     r"""Load a running server and report its latency and throughput.
 
-    No matrix and no workspace are needed. Everything observed goes into one file as it happens; Ctrl-C keeps it. The key
-    for an OpenAI-compatible server is read from OPENAI_API_KEY. The exit code is 1 if the measurement is not valid. Names of
-    options of genai-perf and aiperf are accepted where they mean the same: docs/performance.md lists them.
+    No matrix and no workspace are needed. All observations are written to one file immediately. Ctrl-C keeps it. The
+    key for an OpenAI-compatible server is read from OPENAI_API_KEY. The exit code is 1 if the measurement is not valid.
+    Equivalent option names of genai-perf and aiperf are accepted: docs/performance.md lists them.
 
     examples:
       pipeline bench load -u localhost:8001 --model ensemble --concurrency 1,2,4,8 --input-data prompts.jsonl
@@ -255,7 +255,7 @@ def _new_file(option: str, path: Path) -> Path:
 
 
 def _progress() -> Callable[[int, int], None]:
-    """Shows on a terminal how far a load is."""
+    """Shows the progress of a load on a terminal."""
 
     def shown(done: int, total: int) -> None:
         terminal.raw(sys.stderr).write(f"\r{done} of {total} requests" + "\n" * (done == total))

@@ -18,7 +18,9 @@ _Matrix = Annotated[str | None, options.argument("MATRIX", "Matrix, same as --ma
 
 
 def complete(function: Callable[..., Any], path: str) -> Callable[..., Any]:
-    """The command `path` with switches that are listed once, and cleaned output. A matrix is also its first word if it takes no other words."""
+    """The command `path` with switches that are listed once, and cleaned output. If it has no other positional
+    arguments, a matrix is also its first argument.
+    """
     signature = inspect.signature(function, eval_str=True)
     parameters = [_listed_once(each).replace(kind=each.KEYWORD_ONLY) for each in signature.parameters.values()]
     matrix = signature.parameters.get("matrix")
@@ -64,7 +66,7 @@ def _about(parameter: inspect.Parameter) -> Any:
 
 
 def _listed_once(parameter: inspect.Parameter) -> inspect.Parameter:
-    """A switch that is off by default has no `--no-` form, unless a variable of the environment can turn it on."""
+    """A switch that is off by default has no `--no-` form, unless an environment variable can turn it on."""
     about = _about(parameter)
     if parameter.default is not False or not isinstance(about, OptionInfo):
         return parameter

@@ -1,4 +1,4 @@
-"""`pipeline compare`: what is better and what is worse than before, or than another configuration."""
+"""`pipeline compare`: improvements and regressions against an earlier run or another configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a text that others write."""
+"""Follows a text file that others write."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _POLL_S: Final = 0.2
 
 
 def follow(path: Path, goes_on: Callable[[], bool]) -> Iterator[str]:
-    """The text of a file, and what comes for as long as it `goes_on`.
+    """The text of a file, and further text while `goes_on()` is true.
 
-    The file may be moved or begun anew meanwhile, or be there only later.
+    Meanwhile the file may be moved or recreated. It need not exist at first.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     file: FileIO | None = None
     try:
         while True:
-            # Looked at before reading: what was written before the end is still read after it.
+            # Checked before reading, so that everything written before the end is read.
             going = goes_on()
             data = b"" if file is None else file.read()
             with suppress(FileNotFoundError):

@@ -44,7 +44,9 @@ def emit_json(value: Any) -> None:
 
 
 def emit_as(format: str, data: T, **writers: Callable[[T], Any]) -> None:
-    """`found` in the format that --format names, by its writer: a text, or what rich draws. JSON without one is itself."""
+    """Print `data` in the format of --format, by its writer, which returns text or a rich renderable. JSON without a
+    writer is `data`.
+    """
     shown = writers[format](data) if format in writers else data
     if format == "json":
         emit_json(shown)
@@ -55,17 +57,17 @@ def emit_as(format: str, data: T, **writers: Callable[[T], Any]) -> None:
 
 
 class Shown(Protocol):
-    """What has a form for programs, and blocks of text for people."""
+    """Results with a machine-readable form and a text form."""
 
     def to_json(self) -> dict[str, Json]:
-        """The form for programs."""
+        """The machine-readable form."""
 
     def blocks(self) -> Iterable[text_blocks.Block]:
-        """Text."""
+        """The text."""
 
 
 def emit_blocks(format: str, shown: Shown) -> None:
-    """`shown` in the format that --format names: json, text or markdown."""
+    """Print `shown` in the format of --format: json, text or markdown."""
     from trtllm_pipeline.base import text_blocks
 
     if format == "json":
@@ -82,7 +84,7 @@ def note(text: str) -> None:
 
 
 def print_log(path: Path, lines: int | None, goes_on: Callable[[], bool]) -> None:
-    """Print a log, or its last `lines`, to stdout, and follow it while it `goes_on`."""
+    """Print a log, or its last `lines`, to stdout, and follow it while `goes_on()` is true."""
     text = ""
     for text in map(terminal.clean, follow(path, goes_on)):
         if lines is not None:
@@ -172,4 +174,4 @@ _SURROUNDINGS: Final = frozenset(
         *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
     }
 )
-"""Errors that the system reports about a name, a disk or a machine, and that no bug of this program causes."""
+"""Errors that the system reports about a name, a disk or a machine, and that are never bugs of this program."""

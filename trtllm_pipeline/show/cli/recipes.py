@@ -13,8 +13,8 @@ _UNSERVED = "not by TensorRT-LLM or the embedded toolchain; a plan says why"
 
 
 def list_(format: options.TextOrJson = "text") -> None:
-    """List the recipes: your own in ./recipes, and the shipped ones. A model that none of TensorRT-LLM and the embedded
-    toolchain serves is marked.
+    """List the recipes: your own in ./recipes, and the shipped ones. Models that neither TensorRT-LLM nor the embedded
+    toolchain can serve are marked.
 
     examples:
       pipeline models list

@@ -23,10 +23,11 @@ def recommend(
 ) -> None:
     """Recommend the cheapest configuration that meets the objectives, and explain why others were excluded.
 
-    Without --min-accuracy, cells that are significantly (95%) less accurate than the unquantized one are excluded, as on
-    the HTML page. Cells are compared only within a group with the same model, lengths, prompts and system. Each group has
-    its own recommendation. If the best is not beyond noise, it is a tie, and the cheapest of the tied is recommended. The exit
-    code is 3 if no configuration meets the objectives. Then the nearest is named with what it misses.
+    Without --min-accuracy, cells that are significantly (95%) less accurate than the unquantized one are excluded, as
+    on the HTML page. Cells are only compared within a group with the same model, lengths, prompts and system. Each
+    group has its own recommendation. If the difference to the best is within noise, it is a tie, and the cheapest tied
+    cell is recommended. The exit code is 3 if no configuration meets the objectives. The nearest one is then shown with
+    the objectives that it misses.
 
     examples:
       pipeline recommend --slo ttft_p99=300ms,tpot_p99=40ms --min-accuracy -1%

@@ -38,7 +38,7 @@ _PANELS: Final = {
         *("max_tokens", "stop", "end_id", "pad_id"),
     ),
 }
-"""Options of `serve start` below the ten that are typed often."""
+"""Options of `serve start` in the help, after the ten most common ones."""
 Servers = Annotated[
     list[str] | None, options.argument("NAME", "Managed servers (pipeline serve ps).", complete=completion.servers)
 ]
@@ -107,9 +107,9 @@ def _start(
 ) -> None:
     """Start a server and keep it running after this terminal is closed.
 
-    A cell is one of --matrix, or else of the workspace's latest run, and must be built. Signed artifacts must still match
-    their signatures. With --openai, an OpenAI endpoint listens at --host and --port, and the server behind it on this
-    machine alone. Options override the matrix.
+    The cell is from --matrix, or else from the workspace's latest run, and must be built. Signed artifacts must still
+    match their signatures. With --openai, an OpenAI endpoint listens at --host and --port, and the server behind it
+    only on this machine. Options override the matrix.
 
     examples:
       pipeline serve start '*/int8_wo/*/bs4' --openai --port 8000
@@ -128,7 +128,7 @@ def _start(
     _check_openai(openai, {"port": port, "model_name": model_name, "dialect": dialect, "api_keys": api_keys, **given})
     _check_folders(model_folder, api_keys)
     control.check_name(name) if name is not None else None
-    dialect_for(dialect, None) if dialect is not None else None  # raises for an unknown one
+    dialect_for(dialect, None) if dialect is not None else None  # raises for an unknown dialect
     policy = provenance.policy(trusted_keys, required=require_signed)
     target = target_of(ctx, what, matrix, sets, toolchain, workspace=workspace, model_folder=model_folder)
     provenance.require_folders(target.folders, policy)
@@ -179,7 +179,7 @@ def target_of(
     workspace: str,
     model_folder: str | None = None,
 ) -> ServeTarget:
-    """What is to be served. Raises UsageError, PlanError."""
+    """The input of the server. Raises UsageError, PlanError."""
     from trtllm_pipeline.base import probe
     from trtllm_pipeline.serve import serve_target as target
 
@@ -220,7 +220,7 @@ def _warn(target: ServeTarget, host: str, *, openai: bool, keys: bool) -> None:
 
 
 def _until_ready(server: servers.KeptServer) -> servers.KeptServer:
-    """The server once it is ready; when that is interrupted, it is stopped."""
+    """The server once it is ready. An interrupt stops it."""
     try:
         note(f"server {server.name} is starting; pipeline serve logs {server.name} -f follows it")
         return control.wait_ready(server)
@@ -251,7 +251,7 @@ def ps(
     workspace: options.Workspace = options.WORKSPACE,
     form: options.TextOrJson = "text",
 ) -> None:
-    """List the servers that are kept in the workspace: state, ports, GPUs.
+    """List the managed servers of the workspace: state, ports, GPUs.
 
     examples:
       pipeline serve ps
@@ -270,7 +270,7 @@ def status(
         bool, options.switch("--watch", "Show them once a second until Ctrl-C; needs a terminal.")
     ] = False,
 ) -> None:
-    """Show all about managed servers: endpoints, processes, why one has ended.
+    """Show details of managed servers: endpoints, processes, exit reasons.
 
     Rates and latencies over time: pipeline serve monitoring.
 
@@ -312,7 +312,7 @@ def logs(
     follow: Annotated[bool, options.switch("-f --follow", "Keep printing, also over restarts, until Ctrl-C.")] = False,
     lines: Annotated[int | None, options.option("-n --lines", "N", "Only the last N lines.", min=1)] = None,
 ) -> None:
-    """Print what a managed server wrote.
+    """Print and follow the log of a managed server.
 
     examples:
       pipeline serve logs chat -f
@@ -353,7 +353,7 @@ def stop(
     workspace: options.Workspace = options.WORKSPACE,
     form: options.TextOrJson = "text",
 ) -> None:
-    """Stop servers; nothing of them is left running. Answers in progress have a moment to come to their end.
+    """Stop servers and all of their processes. Running responses get a moment to finish.
 
     examples:
       pipeline serve stop chat
@@ -388,9 +388,9 @@ def restart(
     trusted_keys: options.TrustedKeys = None,
     form: options.TextOrJson = "text",
 ) -> None:
-    """Stop servers, and start them again as they were asked for, on the same ports. Those that have ended are started.
+    """Stop servers, and start them again with the same options, on the same ports. Stopped servers are started.
 
-    Their artifacts are checked as by `start`. A server that cannot be started again keeps running.
+    Their artifacts are checked as by `start`. If a server cannot be started again, it keeps running.
 
     examples:
       pipeline serve restart chat
@@ -415,9 +415,9 @@ def install(
         options.option("-o --output", "FILE", "Write it there (default: where systemd looks for it); - is stdout."),
     ] = None,
 ) -> None:
-    """Write a systemd unit that starts a managed server with the machine.
+    """Write a systemd unit that starts a managed server at boot.
 
-    The unit runs the server as it was started last, with its ports. `pipeline serve ps`, `stop` and `logs` work on it.
+    The unit runs the server with its last options and ports. `pipeline serve ps`, `stop` and `logs` work on it.
 
     examples:
       pipeline serve install chat

@@ -1,6 +1,6 @@
-"""The options of a stage's command: its inputs, its files and its parameters, whichever toolchain has them.
+"""The options of a stage's command: its inputs, files and parameters, for all toolchains.
 
-They follow from the tables of the toolchains; what was typed is read back by the same tables.
+They follow from the tables of the toolchains, which also parse the typed values.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ T = TypeVar("T")
 _BY_HAND = "On explicit files"
 _PARAMETERS = "Parameters"
 _MOST_LEVELS: Final = 100
-"""Numbers of a range."""
+"""Maximum numbers in a range."""
 FETCHING = ("download", *companions.NAMES)
-"""Stages that take the name of a model."""
+"""Stages with a model as argument."""
 OF_ANOTHER = {("score", "input_data"): "perf"}
-"""Files that are another stage's setting: by hand nobody knows what that stage was given."""
+"""Files that are another stage's setting. Without a matrix, they are unknown."""
 SHARED: tuple[tuple[str, Any, Any], ...] = (
     ("matrix", options.OptionalMatrix, None),
     ("cells", options.Cells, None),
@@ -39,12 +39,12 @@ SHARED: tuple[tuple[str, Any, Any], ...] = (
 
 
 def of_name(name: str) -> list[Stage]:
-    """The stages of all toolchains that are called so."""
+    """All toolchains' stages with this name."""
     return [stage for each in toolchains.every_name() for stage in toolchains.load(each).stages if stage.name == name]
 
 
 def signature(name: str, stages: list[Stage]) -> inspect.Signature:
-    """The options of a stage that several toolchains may have, each with some of them."""
+    """The options of a stage. Several toolchains may have it, each with some of them."""
     own = [_parameter(*each) for each in SHARED]
     if name in FETCHING:
         about = options.argument("MODEL", "ORGANIZATION/NAME[@REVISION], a recipe, or a directory.")
@@ -88,7 +88,7 @@ def _text(name: str, option: str, metavar: str, text: str, panel: str = _BY_HAND
 
 
 def capital(text: str) -> str:
-    """`text` with a capital at its beginning."""
+    """`text` with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
@@ -110,7 +110,7 @@ def _flat(cls: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...
 
 
 def _option(name: str, same: list[params.ParamField]) -> inspect.Parameter:
-    """The option of a parameter of one or more toolchains; all but switches are read as text, and checked together."""
+    """The option of a parameter of one or more toolchains. All except switches are read as text, and checked together."""
     field = same[0]
     option, text = flag(name), f"{capital(field.about.help)}{_default(field)}."
     if field.type is bool:
@@ -121,7 +121,7 @@ def _option(name: str, same: list[params.ParamField]) -> inspect.Parameter:
         text = f"{text} Repeatable."
         about = options.option(option, metavar, text, rich_help_panel=_PARAMETERS, show_default=False)
         return _parameter(name, Annotated[list[str] | None, about])
-    every = all(each.choices for each in same)  # where one takes any text, there is nothing to choose from
+    every = all(each.choices for each in same)  # if one accepts any text, there are no choices
     choices = list(dict.fromkeys(word for each in same for word in each.choices)) if every else []
     few = 0 < len(choices) < 4 and name not in _METAVARS
     metavar = "|".join(choices) if few else _metavar(field)
@@ -144,7 +144,7 @@ _METAVARS = {
     "host": "ADDRESS",
     "url": "URL",
 }
-"""The values of options whose type does not say what they are."""
+"""Placeholders for options whose type does not describe their values."""
 
 
 def _metavar(field: params.ParamField) -> str:
@@ -160,7 +160,7 @@ def _metavar(field: params.ParamField) -> str:
 
 
 def is_duration(field: params.ParamField) -> bool:
-    """Whether the parameter is a number of seconds, typed as people type a duration."""
+    """True if the parameter is a number of seconds, typed as a duration."""
     return field.type is float and field.name.endswith("_s")
 
 
@@ -178,7 +178,7 @@ def _default(field: params.ParamField) -> str:
 
 
 def of_class(cls: Any) -> list[inspect.Parameter]:
-    """The options of a class of parameters that belongs to no stage."""
+    """The options of a parameter class that does not belong to a stage."""
     return [_option("_".join(path), [field]) for path, field in _flat(cls)]
 
 
@@ -190,9 +190,10 @@ def with_class(
     panels: Mapping[str, Sequence[str]] = MappingProxyType({}),
     panel: str = _PARAMETERS,
 ) -> Callable[..., Any]:
-    """`function` as a command that has the options of a class as well, which it takes as `**`; `but` are not typed.
+    """`function` as a command that also has the options of a class, which it receives as `**`, except those in `but`.
 
-    `panels` groups options in the help, by title; those of the class that are in none are in `panel`, all others come first.
+    `panels` groups options in the help, by title. Those of the class that are in none are in `panel`. All others come
+    first.
     """
 
     def command(**values: Any) -> Any:
@@ -211,7 +212,7 @@ def with_class(
 
 
 def _in_panel(parameter: inspect.Parameter, title: str) -> inspect.Parameter:
-    """A parameter whose option stands below `title` in the help, if there is one."""
+    """A parameter with its option below `title` in the help, if there is one."""
     if not title:
         return parameter
     kind, about = get_args(parameter.annotation)
@@ -221,19 +222,21 @@ def _in_panel(parameter: inspect.Parameter, title: str) -> inspect.Parameter:
 
 
 def read_class(cls: Callable[..., T], typed: Mapping[str, Any], *defaults: Mapping[str, Any]) -> T:
-    """An object of a class of parameters: what was typed, else `defaults`, else its own. Raises UsageError, all faults at once."""
+    """An object of a parameter class: the typed values, else `defaults`, else its own. Raises UsageError with all
+    faults.
+    """
     found, wrong = _values(cls, typed)
     wrong += [] if wrong else faults(cls, found)
     if wrong:
         raise UsageError("\n  ".join(wrong))
     try:
         return params.load(cls, found, *defaults)
-    except ValueError as error:  # values that contradict each other
+    except ValueError as error:  # contradictory values
         raise UsageError(str(error)) from error
 
 
 def values(stage: Stage, typed: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters that were typed. Raises UsageError for those that cannot be, all at once."""
+    """The typed parameters. Raises UsageError with all invalid ones."""
     found, wrong = _values(stage.params, typed)
     others = {name for each in of_name(stage.name) for name in _names(each)} - {*_names(stage)}
     wrong += [f"{flag_of(name)}: this toolchain has no such option" for name in typed if name in others]
@@ -255,26 +258,26 @@ def _values(cls: Any, typed: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
 
 
 def faults(cls: Any, given: Mapping[str, Any]) -> list[str]:
-    """What is missing of the parameters of a class, and what no matrix could have."""
+    """Missing parameters of a class, and values that are invalid in a matrix."""
     from trtllm_pipeline.orchestrate import parameter_faults
 
     return [f"{flag(str(fault.key).replace('.', '_'))} {fault.message}" for fault in parameter_faults(cls, given)]
 
 
 def _names(stage: Stage) -> Iterator[str]:
-    """The names under which inputs, files and parameters of a stage are typed."""
+    """The option names of a stage's inputs, files and parameters."""
     yield from (f"in_{each}" for each in stage.inputs)
     yield from (f"file_{each}" for each in stage.file_names)
     yield from ("_".join(path) for path, _ in _flat(stage.params))
 
 
 def flag_of(typed: str) -> str:
-    """The flag of an option by the name of its parameter."""
+    """The flag of an option, by the name of its parameter."""
     return flag(typed.removeprefix("in_").removeprefix("file_"))
 
 
 def _read(field: params.ParamField, text: Any) -> Any:
-    """The value of what was typed. Raises ValueError."""
+    """The value of typed text. Raises ValueError."""
     if isinstance(text, bool):
         return text
     if field.type == params.Objectives:
@@ -297,7 +300,7 @@ def _read(field: params.ParamField, text: Any) -> Any:
 
 
 def _spread(part: str) -> list[str]:
-    """The numbers of FIRST:LAST[:STEP], or `part` itself. Raises ValueError."""
+    """The numbers in FIRST:LAST[:STEP], or `part` itself. Raises ValueError."""
     if ":" not in part:
         return [part]
     words = [int(word) if word.isdecimal() and len(word) < 10 else 0 for word in part.split(":")]
@@ -314,7 +317,7 @@ def _scalar(kind: Any, text: str) -> Json:
     if kind not in {int, float}:
         return text
     try:
-        if "_" in text:  # Python's own
+        if "_" in text:  # a separator in Python only
             raise ValueError
         return int(text) if kind is int else float(text)
     except ValueError:
@@ -325,7 +328,7 @@ _SIGN: Final = re.compile("[=:]")
 
 
 def _mapping(pairs: list[str]) -> dict[str, Any]:
-    """`a.b=1` and `c=text` as a mapping; values are YAML. `c:text`, as other load clients write it, means the same."""
+    """`a.b=1` and `c=text` as a mapping. Values are YAML. `c:text`, the syntax of other load clients, means the same."""
     from trtllm_pipeline.base import user_files
 
     found: dict[str, Any] = {}
@@ -345,7 +348,7 @@ def _mapping(pairs: list[str]) -> dict[str, Any]:
 
 
 def _put(found: dict[str, Any], path: Sequence[str], value: Any) -> bool:
-    """Set a value in mappings of mappings, unless it, or what it is part of, has one already; returns whether it was set."""
+    """Set a value in nested mappings, unless it or its parent has one. Returns whether it was set."""
     inner: Any = found
     for step in path[:-1]:
         inner = inner.setdefault(step, {}) if isinstance(inner, dict) else None
@@ -356,7 +359,7 @@ def _put(found: dict[str, Any], path: Sequence[str], value: Any) -> bool:
 
 
 def instead(stage: Stage, typed: str) -> str:
-    """What to do with a matrix instead of typing this option of the stage."""
+    """The equivalent of a typed option for a stage with a matrix."""
     from pydantic import BaseModel
 
     from trtllm_pipeline.orchestrate import Axes, Settings

@@ -10,7 +10,7 @@ from typing import Final
 from trtllm_pipeline.base import CellId, Json, StageRunId
 
 SCHEMA: Final = 2
-"""In version 1 each line about a stage run listed all its cells: ten thousand ids per second for a shared download."""
+"""In version 1, each line about a stage run listed all its cells: ten thousand ids per second for a shared download."""
 
 
 def event(name: str, **fields: Json) -> str:

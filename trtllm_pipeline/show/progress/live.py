@@ -73,7 +73,7 @@ class LiveObserver(QuietObserver):
     _live: Live | None = None
     _quiet_s = 0.0
     _catches = _to_suspend = False
-    """Whether Ctrl-Z is handled, and was pressed."""
+    """True if Ctrl-Z is handled, and was pressed."""
 
     def _begun(self) -> None:
         """Draw the first frame."""

@@ -34,7 +34,7 @@ _STYLES: Final = {
     FindingStatus.CANNOT: "dim",
 }
 _COMPARED: Final = {installed.TEMPLATES: ("templates", "placeholders"), installed.LLM_API: ("arguments", "names")}
-"""What is compared beside programs -> kind, and what it has."""
+"""Comparisons other than programs -> kind, and their content."""
 _NO_TIME: Final = "postponed to the next run of this command; use --precision all to run it now"
 _ENDED_BY_THE_USER: Final = frozenset((FailureClass.USER.value, FailureClass.TIMEOUT.value))
 """Failures unrelated to the toolchain: disk space, a limit."""
@@ -102,7 +102,7 @@ class DeepExamination:
         return f"TensorRT-LLM {installation.release} on {' and '.join(gpus) or self.machine.cpu}"
 
     def sentences(self) -> tuple[str, ...]:
-        """Claims that documentation may make for this release and hardware. Nothing else follows from the results."""
+        """Claims that documentation may make for this release and hardware. The results support no others."""
         return tuple(self._sentences())
 
     def _sentences(self) -> Iterator[str]:

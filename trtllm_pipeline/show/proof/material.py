@@ -121,7 +121,7 @@ def _excluded(machine: Machine, precisions: Sequence[str], toolchain_names: Sequ
 
 
 def _has_triton(toolchain: str, machine: Machine) -> bool:
-    """Whether Triton can serve a toolchain's output. Otherwise TensorRT-LLM's own server is needed."""
+    """True if Triton can serve a toolchain's output. Otherwise TensorRT-LLM's own server is needed."""
     available: Mapping[str, bool] = {
         toolchains.ENGINES: machine.triton is not None and BACKEND in machine.triton.backends,
         toolchains.PYTORCH: machine.triton is not None,

@@ -19,7 +19,8 @@ HIGHEST: Final = "highest"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of the table. `head` is one line. If the table is too wide, columns with the highest `rank` are dropped first.
+    """One column of the table. `head` is one line. If the table is too wide, columns with the highest `rank` are
+    dropped first.
 
     Rank 0 is never dropped. Ranks 1 and 2 are read first: cell names are shortened before these columns are dropped.
     """
@@ -157,7 +158,7 @@ def _of(level: LevelResult | None, value: Callable[[LevelResult], float | None])
 
 
 def _certainty(level: LevelResult) -> str | None:
-    """The interval of the throughput, or the number of requests that it is from."""
+    """The interval of the throughput, or the number of requests that it is based on."""
     ends = level.interval("output_tps")
     if ends is not None:
         return " to ".join(str(_number(end)) for end in ends)

@@ -23,8 +23,8 @@ Workload = tuple[tuple[str, Json], ...]
 def workloads(cells: Sequence[CellResult], allow: Collection[str] = frozenset()) -> list[Workload]:
     """The workload of each cell, by the values that vary. `allow` has groups and fields that may vary.
 
-    A cell without measurements joins the first measured cell with the same axes. A cell without a level joins the first cell
-    with it. If an axis varies server or protocol, cells are compared across them.
+    A cell without measurements joins the first measured cell with the same axes. A cell without a level joins the first
+    cell with it. If an axis varies server or protocol, cells are compared across them.
     """
 
     def varies(axis: str) -> bool:
@@ -117,5 +117,5 @@ def words(workload: Workload) -> str:
 
 
 def label_of(name: str) -> str:
-    """The name of a part of a workload, for people."""
+    """The display name of a part of a workload."""
     return _BY_NAME[name].label if name in _BY_NAME else name

@@ -30,7 +30,7 @@ _UNITS: Final = {"output_tps": "tokens/s", "input_tps": "tokens/s", "rps": "requ
 
 
 def to_json(judged: Judgement) -> str:
-    """Everything that is known of a comparison and its gate."""
+    """All data of a comparison and its gate."""
     return json.dumps(judged.to_json(), indent=2, ensure_ascii=False) + "\n"
 
 

@@ -386,7 +386,7 @@ def _expanded(metrics: Sequence[str], cell: Measured, other: Measured) -> list[s
 
 
 def first_of(name: str, scores: Collection[str]) -> str:
-    """`name`, or the first of `scores` that it is the start of: `gsm8k` for `gsm8k.exact_match`."""
+    """`name`, or the first of `scores` that starts with it: `gsm8k` for `gsm8k.exact_match`."""
     return name if name in scores else next((each for each in scores if each.startswith(f"{name}.")), name)
 
 

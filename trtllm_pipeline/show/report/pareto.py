@@ -9,8 +9,8 @@ from trtllm_pipeline.orchestrate import CellResult
 
 
 def pareto_front(cells: Iterable[CellResult]) -> list[tuple[CellId, str]]:
-    """(cell, level) of the points that no other one exceeds, by rising speed of a user. Only of cells whose stages all
-    succeeded, at closed loops, since the throughput of an open one is the offered load.
+    """(cell, level) of the points that no other point exceeds, by increasing speed per user. Only closed loops of cells
+    whose stages all succeeded: the throughput of an open loop is the offered load.
     """
     points = [
         (speed, throughput, cell.id, level.key)

@@ -35,7 +35,7 @@ _FITTING: Final = ("fits", "unknown")
 
 
 def plan_text(plan: Plan, outlook: Forecast, *, verbose: bool) -> str:
-    """A plan: totals and what does not fit, then its stages. With `verbose`, also each stage run and what it needs."""
+    """A plan: totals and cells that do not fit, then its stages. With `verbose`, also each stage run and its needs."""
     lines = [_cells(plan, outlook), _machine(plan), *_loads(plan)]
     if plan.feasible:
         lines += [*_offers(outlook), *_takes(plan, outlook)]
@@ -119,7 +119,7 @@ def _machine(plan: Plan) -> str:
 
 
 def _misfits(plan: Plan, outlook: Forecast) -> dict[str, list[str]]:
-    """Cells whose stages fit only in part or only perhaps, by what they lack. Cells that do not fit have a reason."""
+    """Cells whose stages fit only partly or only perhaps, by the missing resource. Cells that do not fit have a reason."""
     lacking: dict[str, list[str]] = {}
     runs: dict[tuple[str, str], list[StageRun]] = {}
     for run in plan.stage_runs.values():

@@ -1,7 +1,8 @@
-"""Prices of a GPU for an hour, as on a command line.
+"""Prices of a GPU per hour, as on a command line.
 
-A price is one number for all GPUs, or a number by type: `2.50`, or `H100=2.50,L40S=1.10` and `{H100: 2.50, L40S: 1.10}`. A type is
-a part of the GPU's name, or of the cluster's name for it. A cell without a GPU has the price of its host.
+A price is one number for all GPUs, or a number by type: `2.50`, or `H100=2.50,L40S=1.10` and
+`{H100: 2.50, L40S: 1.10}`. A type is a part of the GPU's name, or of the cluster's name for it. A cell without a GPU
+has the price of its host.
 """
 
 from __future__ import annotations
@@ -37,5 +38,5 @@ def parse_prices(text: str) -> Prices:
 
 
 def with_price(cell: C, prices: Prices | None) -> C:
-    """A cell at other prices. Without any, its own stays."""
+    """A cell at other prices. Without any, it keeps its own."""
     return cell if prices is None else replace(cell, gpu_hour=report_file.price_of(prices, cell.axes, cell.conditions))

@@ -1,6 +1,7 @@
 """The recommended configuration: the cheapest that meets every objective, and the reasons against each other one.
 
-Only cells of the same workload are compared (`show/report/comparable_loads.py`). Pure functions of what `show/report/measured.py` loads.
+Only cells of the same workload are compared (`show/report/comparable_loads.py`). Pure functions of what
+`show/report/measured.py` loads.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Candidate:
     unsure: bool = False
     """The best of its workload, and the difference to another candidate that meets all objectives has no interval."""
     same_work_as: CellId | None = None
-    """The candidate that does the same work at that level, and has its place."""
+    """The candidate that does the same work at that level, and represents this one."""
     accurate: bool = True
     """Its accuracy does not exclude it."""
     front: bool = False
@@ -111,7 +112,7 @@ class Recommendation:
     per_gpu: bool
     """Some engine spans several GPUs, so rates are per GPU."""
     numerics: str | None = None
-    """What precisions of the same name mean in different cells, if they differ."""
+    """The meaning of precisions of the same name in different cells, if it differs."""
 
     @property
     def groups(self) -> list[list[Candidate]]:
@@ -183,7 +184,7 @@ _CHEAPER: Final[Mapping[str, Callable[[Candidate], float]]] = {
     "smaller engine": lambda each: each.engine_bytes or 0,
     "less to build": lambda each: each.preparation_s or 0.0,
 }
-"""What makes one of the tied cheaper, the most important first."""
+"""Reasons why one of the tied is cheaper, the most important first."""
 
 
 def advise(
@@ -231,9 +232,9 @@ def recommend(
 ) -> tuple[Candidate, ...]:
     """Candidates by workload: those that meet all objectives, then the others in run order.
 
-    First stand those tied with the best, the cheapest of them first. Without `least`, cells with significantly lower accuracy
-    than the unquantized cell are excluded. `allow` lists groups or fields of `measure/load/conditions.py` that do not
-    separate workloads. `among` limits the candidates.
+    Those tied with the best come first, the cheapest of them first. Without `least`, cells with significantly lower
+    accuracy than the unquantized cell are excluded. `allow` lists groups or fields of `measure/load/conditions.py` that
+    do not separate workloads. `among` limits the candidates.
     """
     by_id = {cell.id: cell for cell in side.cells}
     if least is not None and least.metric is not None:
@@ -339,7 +340,7 @@ def cost(each: Candidate, objective: Goal) -> float:
 def at_best(
     cell: Measured, workload: Workload, slos: Sequence[Objective], objective: Goal, metric: str | None
 ) -> Candidate:
-    """A cell at its best level that meets the objectives, or at the nearest level, with all that it misses."""
+    """A cell at its best level that meets the objectives, or at the nearest level, with all objectives that it misses."""
     bare = Candidate(
         cell=cell.id,
         workload=workload,
@@ -515,7 +516,7 @@ def _columns(recommendation: Recommendation) -> list[_Column]:
 
 
 def _certainty(each: Candidate) -> str | None:
-    """The interval of the ranking value, or the number of requests that it is from."""
+    """The interval of the ranking value, or the number of requests that it is based on."""
     if each.interval is not None:
         return " to ".join(map(text_tables.number, each.interval))
     return None if each.requests is None else f"of {count(each.requests, 'request')}"

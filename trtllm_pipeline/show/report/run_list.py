@@ -26,7 +26,7 @@ def runs_json(store: Store) -> dict[str, Any]:
 
 
 def _counts(store: Store, folder: Path) -> dict[str, int]:
-    """Number of cells of a run by status. Empty if nothing is left of them."""
+    """Number of cells of a run by status. Empty if none are left."""
     try:
         if (folder / report_file.NAME).is_file():
             return {
@@ -39,7 +39,7 @@ def _counts(store: Store, folder: Path) -> dict[str, int]:
 
 
 def to_text(data: dict[str, Any]) -> str:
-    """Text for people, one line per run."""
+    """Text with one line per run."""
     if not data["runs"]:
         return "no runs in this workspace yet"
     good = (CellStatus.DONE.value, CellStatus.UP_TO_DATE.value)

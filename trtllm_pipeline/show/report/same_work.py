@@ -1,4 +1,6 @@
-"""Cells that do the same work at a level are one measurement of it: batch sizes 4 and 8 with one request in flight."""
+"""Cells that do the same work at a level are one measurement of it, such as batch sizes 4 and 8 with one request in
+flight.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ Work = tuple[Workload, str, str]
 
 
 def work_of(cell: CellResult, workload: Workload, level: LevelResult) -> Work | None:
-    """The work of a cell at a level. None if other batch sizes change it: more requests in flight than the batch holds."""
+    """The work of a cell at a level. None if other batch sizes change it: more requests in flight than fit in the
+    batch.
+    """
     batch = cell.axes.get(_BATCH)
     if not isinstance(batch, int) or level.concurrency is None or level.concurrency > batch:
         return None
@@ -44,7 +48,7 @@ def together_at_levels(
 
     def changed(cell: Measured) -> Measured:
         own = tuple(levels.get((cell.id, level.key), level) for level in cell.levels)
-        # The requests of one of the measurements say nothing of all of them.
+        # The requests of one measurement do not represent all of them.
         return cell if own == cell.levels else replace(cell, levels=own, events=None)
 
     return tuple(map(changed, cells)), same

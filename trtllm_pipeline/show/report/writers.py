@@ -480,7 +480,7 @@ def losses_of(rows: Sequence[CellResult]) -> list[tuple[str, str]]:
 
 
 def mixed(rows: Sequence[CellResult]) -> list[tuple[str, int]]:
-    """Precisions that do not mean the same in all cells, with their numbers of cells."""
+    """Precisions whose meaning differs between cells, with their numbers of cells."""
     cells: dict[str, Counter[str]] = {}
     for row in rows:
         if row.numerics is not None and row.unfit is None:
@@ -497,7 +497,7 @@ def _numerics(of: Mapping[str, str]) -> str:
 
 
 def numerics_of(rows: Sequence[CellResult]) -> list[tuple[str, str]]:
-    """What each precision means, in words."""
+    """The meaning of each precision, in words."""
     known = {
         (str(row.axes.get("precision")), _numerics(row.numerics)): None for row in rows if row.numerics is not None
     }
@@ -535,8 +535,8 @@ def conditions_of(
 
 
 def loads_of(rows: Sequence[CellResult]) -> list[str]:
-    """The measured loads in words, most frequent first, each with its number of cells if there are several. Cells whose levels
-    differ only in the number of requests have one load.
+    """The measured loads in words, most frequent first, each with its number of cells if there are several. Cells whose
+    levels differ only in the number of requests have one load.
     """
     alike: dict[_Load, list[CellResult]] = {}
     for row in rows:
@@ -557,8 +557,8 @@ def main_load(rows: Sequence[CellResult]) -> str:
 
 
 def load_of(row: CellResult) -> str:
-    """The load that a cell was measured with: `64 in, 16 out, 1/4 in flight, 6 to 15 requests`. Lengths are those of its
-    prompts and outputs, on average if they differ.
+    """The load that a cell was measured with: `64 in, 16 out, 1/4 in flight, 6 to 15 requests`. Lengths are those of
+    its prompts and outputs, means if they differ.
     """
     return _load_words(_load(row), [row])
 

@@ -50,7 +50,7 @@ from trtllm_pipeline.show.search.next_cell import Decision, Goals, Option, decid
 CHOICE_FILE: Final = "search.json"
 """File in a run's directory with the chosen cell and the reason."""
 _SAYS_NOTHING: Final = frozenset(each.value for each in (FailureClass.TRANSIENT, FailureClass.LOST, FailureClass.USER))
-"""Failures unrelated to the cell, which may work unchanged."""
+"""Failures unrelated to the cell, which may work later without changes."""
 
 
 @dataclass(frozen=True, slots=True)

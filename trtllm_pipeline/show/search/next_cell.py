@@ -315,6 +315,6 @@ def _below(z: float) -> float:
 
 
 def _improvement(lead: float, error: float) -> float:
-    """Expected improvement of a normal variable whose mean leads by so much (Jones, Schonlau, Welch 1998)."""
+    """Expected improvement of a normal variable whose mean leads by `lead` (Jones, Schonlau, Welch 1998)."""
     z = lead / error
     return lead * _below(z) + error * math.exp(-z * z / 2) / math.sqrt(2 * math.pi)

@@ -1,9 +1,9 @@
 """The first cause of a failure from all its logs: the process, the line, and the change that helps.
 
-One failure appears in many logs: a rank runs out of memory, the others lose it, mpirun reports that one has ended, Triton
-that no model is loaded. The form of the logs shows which statement is the first cause (`statements.py`). Known words in
-that statement only define its meaning (`data/signatures.yaml`); the most specific words win. Consequences are never a
-cause. If the words are unknown, the most informative lines of all logs are shown.
+One failure appears in many logs: a rank runs out of memory, the others lose it, mpirun reports that one has ended, and
+Triton reports that no model is loaded. The form of the logs shows which statement is the first cause (`statements.py`).
+Known words in that statement only define its meaning (`data/signatures.yaml`); the most specific words win.
+Consequences are never a cause. If the words are unknown, the most informative lines of all logs are shown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HEAD_BYTES: Final = 1 << 18
 TAIL_BYTES: Final = 1 << 20
 """... and from its end."""
 TELLING: Final = 10
-"""Lines that are shown of an unknown failure."""
+"""Number of lines shown for an unknown failure."""
 _LONGEST: Final = 300
 _NOISE: Final = (
     r"(?i)CudaDriverHelper|Unable to \w+ NVML|NVML error(?!: driver)|DCGM(?!\S*: cannot open)|\bpinned\b|unable to create stream(?!: the provided PTX)|CUDA memory pool|NCCL INFO"
@@ -53,7 +53,7 @@ _USUAL: Final[Mapping[str, int]] = {"max_num_tokens": USUAL_NUM_TOKENS}
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """Compiled when the first log is read: most runs read none."""
+    """Compiled when the first log is read: most runs do not read any."""
     return re.compile(pattern, re.MULTILINE)
 
 
@@ -280,7 +280,7 @@ def _survived(log: LogText, statement: Statement, signature: Signature, known: S
 def _first_warning(
     logs: Sequence[LogText], stated: Iterable[tuple[int, Statement]], signatures: Sequence[Signature]
 ) -> tuple[int, Statement] | None:
-    """The first warning with the words of a cause. A log that breaks off may have nothing else."""
+    """The first warning with the words of a cause. A truncated log may have nothing else."""
     warned = ((place, each) for place, each in stated if each.grade is Grade.WARNED)
     for place, each in warned:
         meaning = _best(_meanings(logs[place], each, signatures))
@@ -292,7 +292,8 @@ def _first_warning(
 def _meanings(
     log: LogText, statement: Statement, signatures: Sequence[Signature]
 ) -> Iterator[tuple[Weight, int, tuple[Signature, re.Match[str]]]]:
-    """Possible meanings, by weight and line. A match may start in the code of a traceback. It ends in the statement's words.
+    """Possible meanings, by weight and line. A match may start in the code of a traceback. It ends in the statement's
+    words.
 
     The start of a line is also the one without the prefix of a launcher or logger.
     """

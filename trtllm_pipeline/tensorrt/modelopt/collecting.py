@@ -1,4 +1,4 @@
-"""Keeps Python's collector of cycles away from what makes many objects that all stay."""
+"""Suspends Python's cycle collector while many permanent objects are created."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Collect nothing meanwhile: what only adds objects would be looked through again each time they grew by a quarter.
+    """Suspends cycle collection: while objects are only added, the collector would traverse them again each time their
+    number grew by a quarter.
 
-    For what ends soon, and not where anything is measured or served. Also a decorator.
+    For short phases in which nothing is measured or served. Also a decorator.
     """
     if not gc.isenabled():
         yield

@@ -66,7 +66,7 @@ class ShardWriter:
             os.close(self._file)
 
     def add(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Queue tensors on the CPU for writing. They must not change any more.
+        """Queue tensors on the CPU for writing. They must not change anymore.
 
         Raises StageError if one would be unaligned, which readers reject.
         """

@@ -60,8 +60,8 @@ class KnownServer:
     refuses_longer: bool = False
     """True if it rejects a prompt longer than {max_seq_len}. Others truncate it, round the limit up, or have none."""
     spare_tokens: int = 0
-    """What {context_length} has beyond input and output. SGLang ends an answer two tokens before the end of its context, and
-    refuses a prompt that leaves fewer than seven.
+    """What {context_length} has beyond input and output. SGLang ends an answer two tokens before the end of its
+    context, and refuses a prompt that leaves fewer than seven.
     """
     version: Sequence[str] = ()
     """Options with which the program prints its version, for one that is not a Python script."""
@@ -217,8 +217,8 @@ def uses(cell: Cell, placeholder: str) -> bool:
 
 
 def version_of(words: Sequence[str], asking: Sequence[str]) -> str | None:
-    """The version of the server that a command line starts: of the Python package of its program or module, or the program's
-    response to the options `asking`, or else a digest of its file. None without any of these.
+    """The version of the server that a command line starts: that of its Python package, the program's response to the
+    options `asking`, or else a digest of its file. None without any of these.
     """
     words = _without_env(words)
     program = shutil.which(words[0]) if words else None
@@ -254,13 +254,13 @@ def _version(program: str, module: str | None, asking: tuple[str, ...], _changed
 
 
 def _interpreter(words: Sequence[str]) -> str:
-    """The program of a script's first line, also if env looks it up."""
+    """The program in a script's first line, including one that env looks up."""
     name = next(iter(_without_env(words)), words[0])
     return shutil.which(name) or name
 
 
 def _without_env(words: Sequence[str]) -> Sequence[str]:
-    """The command line that env starts, for one that starts with env."""
+    """The command line that env starts, if the words start with env."""
     if not words or Path(words[0]).name != "env":
         return words
     return [*itertools.dropwhile(lambda word: word.startswith("-") or "=" in word, words[1:])]

@@ -1,4 +1,6 @@
-"""The launch stages' program for other OpenAI-compatible servers: starts one, or uses a running one, until it is told to stop."""
+"""The launch stages' program for other OpenAI-compatible servers: starts one, or uses a running one, until told to
+stop.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,7 @@ def _folders(inputs: Mapping[str, Path]) -> dict[str, str]:
 
 
 def argv(params: LaunchOpenAi, inputs: Mapping[str, Path], host: str, ports: Ports) -> list[str]:
-    """The command line of a server at an address. Raises StageError if a placeholder has no value."""
+    """The command line of a server at an address. Raises StageError for a placeholder without a value."""
     words = [*shlex.split(params.command or ""), *command.options(params.options)]
     known = {**_folders(inputs), "host": host, "port": str(ports.http)}
     if lacking := sorted(command.placeholders(words) - known.keys()):

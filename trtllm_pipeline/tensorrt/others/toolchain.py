@@ -1,5 +1,5 @@
-"""Other OpenAI-compatible servers as toolchains: vLLM, SGLang, `transformers serve`, llama.cpp's server, and `openai` for any
-other, which a matrix names by its URL or its command line.
+"""Other OpenAI-compatible servers as toolchains: vLLM, SGLang, `transformers serve`, llama.cpp's server, and `openai`
+for any other, given by its URL or its command line.
 
 download (-> convert, for a command that reads a GGUF file) -> launch -> smoke, perf, accuracy
 """
@@ -298,8 +298,8 @@ def _perf(cell: Cell) -> PerfParams:
 
 
 def _weight_bits(cell: Cell) -> int | None:
-    """Bits of a weight for a server that quantizes the model when it starts, which limits its speed. 0 if only its command line
-    defines them. None: as many as in the files.
+    """Bits of a weight for a server that quantizes the model when it starts, which limits its speed. 0 if only its
+    command line defines them. None: as many as in the files.
     """
     if command.settings(cell)["url"]:
         return None
@@ -309,7 +309,7 @@ def _weight_bits(cell: Cell) -> int | None:
 
 
 def _numerics(cell: Cell) -> Numerics:
-    """What a cell's precision means, as far as its command line tells."""
+    """What a cell's precision means, as far as its command line shows."""
     if command.known_of(cell) is None:
         return unknown(cell)
     if cell.toolchain == "llama_cpp":

@@ -1,4 +1,4 @@
-"""Command lines that start Triton, for launches and for plans that show them. Imports next to nothing."""
+"""Command lines that start Triton, for launches and for plans that show them. Imports almost nothing."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from typing import Final, NamedTuple
 from trtllm_pipeline.models import model_names
 
 IMAGE_POOL: Final = 300_000_000
-"""Bytes of GPU 0 in which Triton hands features of images from model to model. Source: docs/multimodal.md of the templates."""
+"""Bytes of GPU 0 in which Triton passes image features from model to model. Source: docs/multimodal.md of the
+templates.
+"""
 THREADS_VARIABLE: Final = "PIPELINE_ENGINE_THREADS"
 """The thread count of the embedded engine model. 0 or unset: the model decides. A repository is the same for every
 machine."""
 MPIRUN: Final = "mpirun"
-"""The one on PATH."""
+"""The program on PATH."""
 LOOPBACK: Final = "127.0.0.1"
 _WITHOUT_MPIRUN: Final = (0, 19)
 """First release whose own launch script can start a single rank without mpirun."""
@@ -121,9 +123,9 @@ def argv(
     """The command line that starts `world_size` ranks of the Triton at `server` by `mpirun`, the result of `launcher`.
     With `images`, the repository has a visual engine.
 
-    `run_prefix` is the name prefix of all shared memory of this run. Each rank appends its number. mpirun writes the output
-    of rank N to `log`/*/rank.N/stdout, or forwards all if that is None. `options` go to every rank. `root` allows
-    mpirun to run as root.
+    `run_prefix` is the name prefix of all shared memory of this run. Each rank appends its number. mpirun writes the
+    output of rank N to `log`/*/rank.N/stdout, or forwards all if that is None. `options` go to every rank. `root`
+    allows mpirun to run as root.
     """
     every = [server, f"--model-repository={repository}", "--disable-auto-complete-config", *options]
     # Only rank 0 gets ports. With the same ports, the other ranks would only stay off them because the engine model never

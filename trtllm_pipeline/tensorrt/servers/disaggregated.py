@@ -1,6 +1,6 @@
 """Disaggregated serving: servers of `trtllm-serve` that read prompts, others that generate, and their router.
 
-Each server has GPUs and a log file of its own, and listens on the loopback address only. Clients reach the router, which
+Each server has its own GPUs and log file, and only listens on the loopback address. Clients reach the router, which
 `trtllm-serve disaggregated` starts. It waits for the servers. All of them end together.
 """
 
@@ -31,7 +31,7 @@ _ROUTER: Final = "router"
 
 @dataclass(frozen=True, kw_only=True)
 class Servers:
-    """The servers of a cell: command lines without addresses, how many there are of each kind, and the GPUs of each."""
+    """The servers of a cell: command lines without addresses, the number of each kind, and the GPUs of each."""
 
     context: Sequence[str]
     generation: Sequence[str]
@@ -160,7 +160,7 @@ def start(servers: Servers, *, log: Path, ports: Ports, host: str, timeout_s: fl
         output=log,
         name=Path(servers.router[0]).name,
         host=reached_at(host),
-        names_port=own[-1],  # the router does not say the model's name
+        names_port=own[-1],  # the router does not report the model's name
     )
 
 

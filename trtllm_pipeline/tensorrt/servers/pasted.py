@@ -11,7 +11,7 @@ from typing import Final
 from trtllm_pipeline.tensorrt.servers.command_lines import Ports
 
 USUAL_PORTS: Final = Ports(8000, 8001, 8002)
-"""Triton's defaults, for a command that is printed to be used at another time or place."""
+"""Triton's default ports, for a command that is printed for use at another time or place."""
 _INDENT: Final = " \\\n  "
 
 

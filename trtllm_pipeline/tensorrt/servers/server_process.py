@@ -36,7 +36,7 @@ class ServerProcess(Protocol):
 
 
 class StoppableProcess(ServerProcess, Protocol):
-    """One that ends all that belongs to it."""
+    """A server process whose `stop` also ends everything that it started."""
 
     def stop(self, timeout_s: float) -> int | None:
         """Interrupt it, then terminate and kill all its processes. Returns the exit status."""
@@ -68,7 +68,8 @@ class Server(ABC):
     def request(
         self, method: str, path: str, body: object = None, *, timeout_s: float = 10.0, port: int | None = None
     ) -> tuple[int, bytes]:
-        """Status and body of one HTTP request, `body` as JSON, all within `timeout_s`. `port` is that of the server by default.
+        """Status and body of one HTTP request, `body` as JSON, all within `timeout_s`. `port` is that of the server by
+        default.
 
         Raises OSError or HttpError if there is no response.
         """

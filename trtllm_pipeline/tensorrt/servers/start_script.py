@@ -1,8 +1,10 @@
-"""The script `start` of a bundle: what the launch stage does, for a host that has this project, or only NVIDIA's image.
+"""The script `start` of a bundle: does the work of the launch stage, on a host that has this project, or only NVIDIA's
+image.
 
-It needs a POSIX shell, and then `pipeline` for the embedded toolchain, or tritonserver, mpirun or trtllm-serve for
-TensorRT-LLM's. The bundle is only read, may lie in any directory, and is reached through a link in its own directory, where
-the repository is filled with that link's path. Its parts are in `data/start`; `@...@` are filled here.
+It needs a POSIX shell, and `pipeline` for the embedded toolchain, or tritonserver, mpirun or trtllm-serve for
+TensorRT-LLM's. The bundle is only read. It may be in any directory, and is accessed through a link in the script's own
+working directory, where the repository is filled with that link's path. Its parts are in `data/start`; `@...@` are
+filled here.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from trtllm_pipeline.tensorrt.servers.command_lines import MPIRUN, Ports, argv, 
 from trtllm_pipeline.tensorrt.servers.triton_server import CLOSED
 
 BUNDLE: Final = "@BUNDLE@"
-"""Stands in a bundle's repository for its directory."""
+"""Placeholder for the bundle's directory in its repository."""
 _EXIT_S: Final = 10
 """Time that requests in flight may take after a stop signal."""
 _VARIABLES: Final = {
@@ -37,8 +39,8 @@ _PARTS: Final = re.compile("|".join(map(re.escape, _VARIABLES)))
 def script(
     kind: str, *, world_size: int = 1, release: str | None = None, command: Sequence[str] = (), images: bool = False
 ) -> str:
-    """The text of `start` for a server of this kind (see `Deployment.kind`), with a visual engine if it takes `images`;
-    `command` is that of trtllm-serve.
+    """The text of `start` for a server of this kind (see `Deployment.kind`), with a visual engine if it accepts
+    `images`. `command` is the one of trtllm-serve.
     """
     if kind == "embedded":
         words = ["pipeline", "stage", "launch", "--toolchain", "embedded"]
@@ -91,7 +93,7 @@ def _text(part: str, words: Sequence[str], multi_node: Sequence[str] = ()) -> st
 
 
 def _shell(words: Sequence[str]) -> str:
-    """`words` for a shell, a line for each program that mpirun starts, with variables in place of our marks."""
+    """`words` for a shell, one line for each program that mpirun starts, with variables in place of our marks."""
     quoted = [_word(word) for word in words]
     lines, line = [], ""
     for word in quoted:

@@ -315,7 +315,7 @@ class RunningTriton(Server):
         return [self.process.pid]
 
     def ready_paths(self) -> list[str]:
-        """Process ids of the server and of its models."""
+        """Paths of the readiness checks of the server and its models."""
         return ["/v2/health/ready", *(f"/v2/models/{model}/ready" for model in self.loaded)]
 
     def ready(self) -> bool:
@@ -378,8 +378,8 @@ class TritonProcess(RunningTriton):
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int | None:
         """Terminate the server, wait, kill it, and clean up. Returns its exit status.
 
-        A terminated server finishes its requests and ends its Python models. Once these have ended it is killed, because it
-        would take another second to notice.
+        A terminated server finishes its requests and ends its Python models. Once these have ended it is killed,
+        because it would take another second to notice.
         """
         deadline = time.monotonic() + timeout_s
         self._mark_folders()
@@ -547,10 +547,11 @@ def _prefix(pid: int) -> str:
 
 
 def mark_folders(prefix: str, since: float, servers: Iterable[int]) -> None:
-    """Mark the directories that the Python backends of `servers`, started at `since`, have created as belonging to `prefix`.
+    """Mark the directories that the Python backends of `servers`, started at `since`, have created as belonging to
+    `prefix`.
 
-    Each creates /tmp/python_env_XXXXXX, which remains if Triton is killed or does not wait for its models. The name does not
-    show the owner, so the first unmarked directory of this user since then is used.
+    Each creates /tmp/python_env_XXXXXX, which remains if Triton is killed or does not wait for its models. The name
+    does not show the owner, so the first unmarked directory of this user since then is used.
     """
     marks = {folder: _mark(folder) for folder, made in _own_folders() if made > since - _TICK_S}
     unknown = [folder for folder, mark in marks.items() if mark is None]

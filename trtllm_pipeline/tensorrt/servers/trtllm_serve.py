@@ -1,5 +1,5 @@
-"""A process that is an OpenAI-compatible server: `trtllm-serve`, which starts the workers of its other GPUs itself, or
-Triton's own OpenAI front end, which has Triton in it.
+"""A process that is an OpenAI-compatible server: `trtllm-serve`, which starts the workers on its other GPUs itself, or
+Triton's own OpenAI front end, which includes Triton.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class OpenAiServer(Server):
     process: StoppableProcess
     ways: OpenAiWays = TRTLLM_SERVE
     names_port: int | None = None
-    """Port of the server that says the model's name. None for its own."""
+    """Port of the server that reports the model's name. None for its own."""
 
     def ready_paths(self) -> tuple[str, ...]:
         """It is healthy only if its workers are."""

@@ -24,7 +24,7 @@ Messages = list[dict[str, Any]]
 _TEXT_KEYS: Final = ("text", "input", "text_input")
 _KEYS: Final = (*_TEXT_KEYS, "messages", "input_ids")
 MOST: Final = 512
-"""Default number of rows of a larger set, the same as in TensorRT-LLM's quantize.py."""
+"""Default number of rows for a larger set, the same as in TensorRT-LLM's quantize.py."""
 _EXPECTED: Final = 'expected an object with "text", "input" or "text_input", a string, "messages", or "input_ids"'
 
 
@@ -105,7 +105,7 @@ def _parse(value: Any) -> Row:
 
 
 def choose(rows: Sequence[T], selection: Selection) -> list[T]:
-    """The selected number of rows, in their order: all rows of a smaller set, else drawn without replacement."""
+    """The selected number of rows, in order: all rows of a smaller set, otherwise a sample without replacement."""
     import numpy as np
 
     samples = selection.samples or MOST
@@ -118,11 +118,11 @@ def choose(rows: Sequence[T], selection: Selection) -> list[T]:
 
 
 def with_true_samples(params: C, files: Mapping[str, str], _machine: Machine | None = None) -> C:
-    """The parameters of a stage that calibrates, with the number of rows that its file really has.
+    """The parameters of a calibrating stage, with the number of rows that its file really has.
 
     Command lines and keys then match what runs. Warns if more rows were requested. Raises MatrixError if the first rows
-    cannot be read, as with a wrong column, before a model is downloaded for them. Missing files and later rows are checked
-    by the stage.
+    cannot be read, such as with a wrong column, before a model is downloaded for them. Missing files and later rows are
+    checked by the stage.
     """
     given = params.calibration
     if given is None or not Path(files.get("calibration_data", "")).is_file():

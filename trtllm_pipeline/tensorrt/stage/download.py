@@ -11,7 +11,7 @@ from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.params import DownloadParams
 
 PARTIAL: Final = "partial"
-"""Directory next to the attempts that keeps partial transfers."""
+"""Directory next to the attempts with partial transfers."""
 
 
 def run(context: StageContext[DownloadParams]) -> None:

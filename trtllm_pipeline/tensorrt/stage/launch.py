@@ -81,7 +81,7 @@ def ports(params: LaunchParams) -> Ports:
 
 
 class Starter(NamedTuple):
-    """The ways to start a server: as our child, or by its user."""
+    """The ways to start a server: as our child process, or by the user."""
 
     begin: Callable[[LaunchParams], Server]
     """Starts it and does not wait for it."""
@@ -90,7 +90,9 @@ class Starter(NamedTuple):
 
 
 def run(context: StageContext[LaunchEmbedded]) -> None:
-    """Serve `context.inputs["repository"]`. Returns when told to stop. Raises ServerError if the server cannot continue."""
+    """Serve `context.inputs["repository"]`. Returns when told to stop. Raises ServerError if the server cannot
+    continue.
+    """
     serve(context, starter(context))
 
 
@@ -244,7 +246,7 @@ def _keep(context: StageContext[Any], starter: Starter) -> None:
 
 @contextmanager
 def removed_after(path: Path) -> Iterator[None]:
-    """A file that exists no longer than this."""
+    """Remove a file at the end of the context."""
     try:
         yield
     finally:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ADAPTERS: Final = ("adapter", "adapter2", "adapter3", "adapter4")
 """Inputs of stages with adapters, and the stages that fetch them: the maximum of a cell."""
 NO_ADAPTER: Final = "none"
-"""In place of an adapter's name: the model itself."""
+"""Replaces an adapter's name: the model itself."""
 MODULES: Final = {
     "q_proj": "attn_q",
     "k_proj": "attn_k",
@@ -41,9 +41,9 @@ MODULE_IDS: Final = {
 
 
 def check_weights(adapter: Path, model: Path) -> None:
-    """Raise StageError for an adapter whose layers have another width than those of the model in directory `model`, and for
-    one with layer biases, as PEFT trains them with `bias: all`: no request can send them. Source: HF_LORA_PATTERN in the
-    releases' LoRA code, which rejects other tensors as unsupported keys.
+    """Raise StageError for an adapter whose layers have another width than those of the model in directory `model`, and
+    for one with layer biases, as PEFT trains them with `bias: all`: no request can send them. Source: HF_LORA_PATTERN
+    in the releases' LoRA code, which rejects other tensors as unsupported keys.
     """
     hidden_size = Fields.read(model, "config.json").integer("hidden_size")
     for name, path, entry in tensors_of(adapter):

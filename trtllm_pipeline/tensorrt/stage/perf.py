@@ -83,9 +83,10 @@ def load_plan(
     objectives: Objectives,
     processes: int | None = None,
 ) -> LoadPlan:
-    """The load that parameters describe, with what they leave open: levels, lengths and prompts.
+    """The load for these parameters, with defaults for everything that they leave open: levels, lengths and prompts.
 
-    `target` has the server, and further inputs of every request. Raises UsageError or StageError if a length is missing.
+    `target` has the server, and additional inputs of every request. Raises UsageError or StageError if a length is
+    missing.
     """
     from trtllm_pipeline.measure import Exporters, Load, LoadPlan, stopping
 

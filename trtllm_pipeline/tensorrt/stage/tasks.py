@@ -1,7 +1,7 @@
 """Run standard tasks of lm-evaluation-harness on a running server.
 
-Writes `accuracy.json` and `answers.jsonl` like the accuracy stage, next to the files of lm_eval. lm_eval sends requests to
-OpenAI endpoints. A Triton server gets one from a gateway of its own, for as long as the stage runs.
+Writes `accuracy.json` and `answers.jsonl` like the accuracy stage, next to the files of lm_eval. lm_eval sends requests
+to OpenAI endpoints. A Triton server gets one from a separate gateway while the stage runs.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ MAY_LACK: Final = frozenset({MODEL, *ADAPTERS})
 
 
 def _contents(cell: Cell) -> dict[str, str] | None:
-    """Digest of each file of the model that some stage reads, and of its trusted code, by name."""
+    """Digest of each file of the model that stages read, and of its trusted code, by name."""
     source, files = cell.recipe["source"], cell.recipe.get("files")
     assert isinstance(source, dict)
     code = source.get("code")
@@ -77,8 +77,8 @@ def _download(cell: Cell) -> DownloadParams:
 
 
 def _downloading(cell: Cell, _machine: Machine) -> Needs:
-    """The model in 16 bits, unless it is published quantized. A wheel is unpacked next to its download. Other partial files
-    become the artifact's own.
+    """The model in 16 bits, unless it is published quantized. A wheel is unpacked next to its download. Other partial
+    files become the artifact's own.
 
     Its memory does not count: the kernel reclaims the mapped files at any time.
     """
@@ -318,7 +318,7 @@ def _declared(cell: Cell) -> dict[str, Json]:
 
 
 def load_levels(cell: Cell) -> tuple[int, ...]:
-    """The requests in flight of each closed loop: by default up to the batch size that the server takes."""
+    """The concurrencies of the closed loops. Default: up to the server's batch size."""
     settings: Mapping[str, Any] = cell.settings["perf"]
     if settings["concurrency"] is not None:
         return tuple(settings["concurrency"])
@@ -328,8 +328,8 @@ def load_levels(cell: Cell) -> tuple[int, ...]:
 
 
 def has_fixed_lengths(cell: Cell) -> bool:
-    """True if prompts have the cell's input length, or other given lengths. Not by default if they have images, whose tokens
-    would exceed it.
+    """True if prompts have the cell's input length, or other given lengths. Not by default if they have images, whose
+    tokens would exceed it.
     """
     settings = cell.settings["perf"]
     other = settings["input_data"] or (_BUILT_IN_NAME if settings["images"] or vision.sees(cell) else None)
@@ -337,8 +337,8 @@ def has_fixed_lengths(cell: Cell) -> bool:
 
 
 def ends_early(cell: Cell) -> bool:
-    """True if requests cannot set an exact output length: Triton's LLM API model has no input for it, and the OpenAI front end
-    of Triton's images ignores both.
+    """True if requests cannot set an exact output length: Triton's LLM API model has no input for it, and the OpenAI
+    front end of Triton's images ignores both.
     """
     frontend = cell.settings["serve"]["frontend"]
     return frontend == "triton_openai" or (cell.toolchain == PYTORCH and frontend == "triton")
@@ -410,8 +410,8 @@ def _tried_in_flight(batch: int) -> list[int]:
 
 
 def _with_good_rows(params: P, files: Mapping[str, str], _machine: Machine) -> P:
-    """The parameters of a stage that reads prompts. Raises MatrixError if the first rows cannot be read, before an engine is
-    built for them. The stage checks missing files and later rows.
+    """The parameters of a stage that reads prompts. Raises MatrixError if the first rows cannot be read, before an
+    engine is built for them. The stage checks missing files and later rows.
     """
     path = files.get("input_data", _BUILT_IN)
     if not path.startswith(_BUILT_IN) and (changed := _changed(path)):

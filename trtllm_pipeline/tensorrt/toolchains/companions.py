@@ -30,7 +30,7 @@ _ATTENTION: Final = frozenset({"attn_q", "attn_k", "attn_v"})
 _OWN_LAYERS: Final = "num_nextn_predict_layers"
 _OF_DFLASH: Final = "dflash_config"
 """The section of a DFlash model's config.json. Source: the fields of DFlashDecodingConfig."""
-"""Key of config.json and of recipes: layers of a model that draft."""
+"""Key in config.json and recipes: number of the model's draft layers."""
 _OF_VOCABULARY: Final = frozenset({"embed_tokens", "lm_head"})
 _ROTARY_BASE: Final = 10000
 _PADDING: Final = 1024
@@ -153,8 +153,8 @@ def configurations_needed(cell: Cell) -> tuple[str, ...]:
 def unfit(cell: Cell, of: Mapping[str, Mapping[str, Any] | None]) -> str | None:
     """Why speculative decoding cannot work with the cell's models, or None. `of` has their known config.json.
 
-    Source: the drafters of the PyTorch backend. An EAGLE-3 head and a DFlash model read hidden states of the model that they were
-    trained for; the head has a separate vocabulary. Layers for more tokens are part of the model's weights.
+    Source: the drafters of the PyTorch backend. An EAGLE-3 head and a DFlash model read hidden states of the model that
+    they were trained for; the head has a separate vocabulary. Layers for more tokens are part of the model's weights.
     """
     for place, (_, name) in adapters(cell).items():
         if place in of and (reason := _unfit_adapter(cell, of[place])) is not None:
@@ -190,8 +190,8 @@ def unfit(cell: Cell, of: Mapping[str, Mapping[str, Any] | None]) -> str | None:
 
 
 def lora_build(cell: Cell) -> tuple[int | None, tuple[str, ...]]:
-    """Largest rank and layers of adapters that a cell's engine is built for: from `settings.build`, else from its adapters. None
-    and none without adapters.
+    """Largest rank and layers of adapters that a cell's engine is built for: from `settings.build`, else from its
+    adapters. None and none without adapters.
 
     A query, key or value alone implies all three, because the engine computes them together.
     """
@@ -247,8 +247,8 @@ def unlike(cell: Cell, draft: Mapping[str, Any]) -> str | None:
 
 
 def _unfit_heads(cell: Cell, method: str, of: Mapping[str, Mapping[str, Any] | None]) -> str | None:
-    """Why heads cannot become part of an engine. Source: the converters of examples/medusa and examples/eagle. They keep only
-    the name of the scaling of rotary embeddings, and earlier ones read the base from an option.
+    """Why heads cannot become part of an engine. Source: the converters of examples/medusa and examples/eagle. They
+    keep only the name of the scaling of rotary embeddings, and earlier ones read the base from an option.
     """
     model, head = of.get("model"), of.get(DRAFT) or {}
     if _is_eagle3(head):
@@ -306,8 +306,8 @@ def _unfit_adapter(cell: Cell, configuration: Mapping[str, Any] | None) -> str |
 
 
 def _unfit_pytorch(cell: Cell, configuration: Mapping[str, Any]) -> str | None:
-    """Why the LLM API cannot use an adapter. Source: `DecoderModelForCausalLM` of the PyTorch backend, which reads a vocabulary
-    and its mapping from the one directory in `lora_dir` when it loads the model, and no other whole layer.
+    """Why the LLM API cannot use an adapter. Source: `DecoderModelForCausalLM` of the PyTorch backend, which reads a
+    vocabulary and its mapping from the one directory in `lora_dir` when it loads the model, and no other whole layer.
     """
     saved = [str(name) for name in configuration.get("modules_to_save") or ()]
     if not saved:
@@ -323,8 +323,8 @@ def _unfit_pytorch(cell: Cell, configuration: Mapping[str, Any]) -> str | None:
 
 
 def _unfit_engine(cell: Cell, configuration: Mapping[str, Any], rank: int, modules: list[str]) -> str | None:
-    """Why an engine of the cell cannot use an adapter. Source: `loraValidateRequestTensors` of loraUtils.cpp, which checks the
-    first request. Layers of experts have separate names, and `lora_config` has no entry for a bias.
+    """Why an engine of the cell cannot use an adapter. Source: `loraValidateRequestTensors` of loraUtils.cpp, which
+    checks the first request. Layers of experts have separate names, and `lora_config` has no entry for a bias.
     """
     if configuration.get("modules_to_save"):
         saved = ", ".join(map(str, configuration["modules_to_save"]))

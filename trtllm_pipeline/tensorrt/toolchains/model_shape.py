@@ -25,7 +25,7 @@ _WEIGHT_BITS: Final = {
     "mxfp4": 4.0 + 8 / 32,  # an 8-bit scale for each block of 32
     "nvfp4": 4.0 + 8 / 16,  # an 8-bit scale for each block of 16
 }
-"""Precision -> bits of one weight of a quantized layer, its scales included."""
+"""Precision -> bits per weight of a quantized layer, including its scales."""
 FORM_PRECISIONS: Final = {
     "fp8": "fp8",
     "fp8_block": "fp8",
@@ -39,7 +39,7 @@ FORM_PRECISIONS: Final = {
     "mixed": "fp8",
     "mixed_nvfp4": "nvfp4",
 }
-"""Form of weights that are quantized already -> the precision with the same kernels, GPUs and size."""
+"""Form of already quantized weights -> the precision with the same kernels, GPUs and size."""
 _INDEXER_BLOCK: Final = 128
 """Numbers of an indexer's key that share a scale."""
 
@@ -57,16 +57,17 @@ class Recurrent:
 
     @property
     def weights(self) -> int:
-        """Weights of one layer for each number of the hidden state: `3 d + 2 g s + n` with `d = n * head_dim`. What goes in is as
-        wide as gate, value, key, query and step of each head, what comes out as the value.
+        """Weights of one layer per value of the hidden state: `3 d + 2 g s + n` with `d = n * head_dim`. The input is
+        as wide as gate, value, key, query and the step of each head, the output as wide as the value.
         """
         return 3 * self.heads * self.head_dim + 2 * self.groups * self.state_size + self.heads
 
     def state_bytes(self, tp: int) -> int:
-        """State of one sequence in one layer on one GPU, in bytes: `2 (d + 2 g s) (conv_kernel - 1) + 4 d s`, divided by `tp`.
+        """State of one sequence in one layer on one GPU, in bytes: `2 (d + 2 g s) (conv_kernel - 1) + 4 d s`, divided
+        by `tp`.
 
-        The second part is in 32 bits as in the models' config.json (`mamba_ssm_dtype`); releases that ignore it take half.
-        Source: `get_states_bytes_per_layer` in config_utils.py of TensorRT-LLM's pyexecutor.
+        The second part has 32 bits, as in the models' config.json (`mamba_ssm_dtype`). Releases that ignore it need
+        half. Source: `get_states_bytes_per_layer` in config_utils.py of TensorRT-LLM's pyexecutor.
         """
         width, keys = self.heads * self.head_dim, 2 * self.groups * self.state_size
         return (2 * (width + keys) * (self.conv_kernel - 1) + 4 * width * self.state_size) // tp
@@ -100,8 +101,9 @@ class Shape:
     vision_parameters: int | None = None
     recurrent: Recurrent | None = None
     weights: int = field(init=False, repr=False, compare=False)
-    """Number of weights: from the recipe, else embedding and layers, and a separate head for a mixture of experts, as in all
-    known ones."""
+    """Number of weights: from the recipe, otherwise embedding and layers, and a separate head for a mixture of experts,
+    as in all known ones.
+    """
     layer_weights: int = field(init=False, repr=False, compare=False)
     """Weights of the layers: without the embedding, and without a head that has separate weights."""
 
@@ -150,12 +152,12 @@ class Shape:
 
     @property
     def apart(self) -> bool:
-        """True if MLPs and experts are layers of their own, as in Nemotron-H."""
+        """True if MLPs and experts are separate layers, as in Nemotron-H."""
         return self.recurrent is not None and self.mixers < self.num_hidden_layers
 
     @property
     def matrices(self) -> int:
-        """Matrices of an MLP or expert: three if it is gated. Those that are layers of their own have no gate."""
+        """Matrices of an MLP or expert: three if it is gated. Those that are separate layers have no gate."""
         return 2 if self.apart else 3
 
     @property
@@ -166,8 +168,8 @@ class Shape:
 
     @property
     def attention_weights(self) -> int:
-        """Weights of one layer's attention: `2*h*d*(n + k)`. In latent attention, queries also come from a latent vector, as in
-        the paper on DeepSeek-V2, 2.1.
+        """Weights of one layer's attention: `2*h*d*(n + k)`. In latent attention, queries also come from a latent
+        vector, as in the paper on DeepSeek-V2, 2.1.
         """
         hidden, heads, size = self.hidden_size, self.num_attention_heads, self.head_dim
         if self.kv_lora_rank is None:
@@ -189,7 +191,9 @@ class Shape:
 
     @property
     def gated(self) -> bool:
-        """True if an MLP has three matrices, as in all models since Llama, and not two. Inferred from its number of weights."""
+        """True if an MLP has three matrices, as in all models since Llama, rather than two. Inferred from its number of
+        weights.
+        """
         if self.num_experts or self.parameters is None:
             return True
         mlp = self.layer_weights / self.num_hidden_layers - self.attention_weights
@@ -204,8 +208,8 @@ class Shape:
         return self.matrices * self.hidden_size * self.expert_size
 
     def read_weights(self, tokens: int) -> int:
-        """Weights that a forward pass of `tokens` tokens reads, including the head. For a mixture, the experts that at least one
-        token uses: `E * (1 - (1 - e/E)^tokens)` of them with even routing.
+        """Weights that a forward pass of `tokens` tokens reads, including the head. For a mixture, the experts that at
+        least one token uses: `E * (1 - (1 - e/E)^tokens)` of them with even routing.
         """
         without_embedding = self.layer_weights + self.vocab_size * self.hidden_size
         if not self.num_experts:
@@ -231,15 +235,15 @@ _SHAPES: Final[dict[int, tuple[Mapping[str, Json], Shape]]] = {}
 
 
 def weight_bits(precision: str) -> float:
-    """Bits of one weight of a quantized layer, its scales included."""
+    """Bits per weight of a quantized layer, including its scales."""
     return _WEIGHT_BITS[precision]
 
 
 def weights_bytes(shape: Shape, precision: str, tp: int, pp: int) -> int:
     """Weights on one GPU, in bytes: `(quantized * bits + V*h * 16) / 8 / (tp * pp)`. Embeddings are not quantized.
 
-    Source: TensorRT-LLM's memory reference, `parameters * bytes / (tp * pp)`. Embeddings count once, and as split, so this
-    is a lower limit.
+    Source: TensorRT-LLM's memory reference, `parameters * bytes / (tp * pp)`. Embeddings count once, and as if split,
+    so this is a lower limit.
     """
     bits = _WEIGHT_BITS[precision]
     embeddings = min(shape.vocab_size * shape.hidden_size, shape.weights)
@@ -248,8 +252,8 @@ def weights_bytes(shape: Shape, precision: str, tp: int, pp: int) -> int:
 
 
 def attention_copies(shape: Shape, tp: int, dp: int) -> float:
-    """Weights of attention and recurrence that one GPU has beyond its share in tensor parallelism, of all layers together:
-    `layers * attention * (dp - 1) / tp`. Each group of data parallel attention has all of them.
+    """Weights of attention and recurrence that one GPU has beyond its share under tensor parallelism, summed over
+    layers: `layers * attention * (dp - 1) / tp`. Each group of data parallel attention has all of them.
     """
     return shape.mixer_weights * (dp - 1) / tp
 
@@ -257,10 +261,10 @@ def attention_copies(shape: Shape, tp: int, dp: int) -> float:
 def kv_bytes_per_token(shape: Shape, element_bytes: float, tp: int, pp: int) -> int:
     """KV cache of one token on one GPU, in bytes: `2 * layers/pp * max(kv_heads // tp, 1) * head_dim * element_bytes`.
 
-    More GPUs than KV heads hold copies of them. Only layers with attention count. Source: TensorRT-LLM's KV cache manager, size
-    per token. Latent attention keeps `layers/pp * (kv_lora_rank + qk_rope_head_dim) * element_bytes` on every GPU. Source: the
-    paper on DeepSeek-V2, 2.1. An indexer beside it adds `index_head_dim` bytes, with a scale of 4 bytes for each 128. Source:
-    `BlockManager` of kvCacheManager.cpp.
+    More GPUs than KV heads hold copies of them. Only layers with attention count. Source: TensorRT-LLM's KV cache
+    manager, size per token. Latent attention keeps `layers/pp * (kv_lora_rank + qk_rope_head_dim) * element_bytes` on
+    every GPU. Source: the paper on DeepSeek-V2, 2.1. An indexer adds `index_head_dim` bytes, with a scale of 4 bytes
+    for each 128. Source: `BlockManager` of kvCacheManager.cpp.
     """
     layers = -(-shape.kv_layers // pp)
     if shape.kv_lora_rank is not None:
@@ -271,12 +275,12 @@ def kv_bytes_per_token(shape: Shape, element_bytes: float, tp: int, pp: int) -> 
 
 
 def state_bytes(shape: Shape, tp: int, pp: int) -> int:
-    """Recurrent state of one sequence on one GPU, in bytes. Its length does not change it."""
+    """Recurrent state of one sequence on one GPU, in bytes. It does not depend on the sequence's length."""
     return 0 if shape.recurrent is None else -(-shape.recurrent.layers // pp) * shape.recurrent.state_bytes(tp)
 
 
 def kv_element_bytes(precision: str, kv: str | None) -> float:
-    """Bytes of one number in the KV cache: 1 when it is quantized (`kv` is fp8 or int8), else that of the data type."""
+    """Bytes per value in the KV cache: 1 if it is quantized (`kv` is fp8 or int8), otherwise that of the data type."""
     if kv is not None:
         return 1.0
     return 4.0 if precision == "fp32" else 2.0
@@ -285,7 +289,7 @@ def kv_element_bytes(precision: str, kv: str | None) -> float:
 def least_bytes(
     shape: Shape, *, precision: str, kv: str | None, tp: int, pp: int, tokens: int, dp: int = 1
 ) -> tuple[int, int]:
-    """Weights, and KV cache and state of one request of `tokens` tokens, on one GPU, in bytes."""
+    """Weights, KV cache and state of one request with `tokens` tokens, on one GPU, in bytes."""
     per_token = kv_bytes_per_token(shape, kv_element_bytes(precision, kv), tp // dp, pp)
     copies = attention_copies(shape, tp, dp) / pp * _WEIGHT_BITS[precision] / 8
     return weights_bytes(shape, precision, tp, pp) + int(copies), per_token * tokens + state_bytes(shape, tp // dp, pp)

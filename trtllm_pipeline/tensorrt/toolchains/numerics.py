@@ -1,4 +1,6 @@
-"""What a precision means in a cell: `fp8` of Model Optimizer is not the `fp8` that a server makes when it loads the weights."""
+"""The meaning of a precision in a cell: Model Optimizer's `fp8` is not the `fp8` that a server creates when it loads
+the weights.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ _OF_FORM: Final = {
     "gptq": ("int4", _HALF),
     "gptq_desc_act": ("int4", _HALF),
 }
-"""The same by the form of published weights."""
+"""The same for forms of published weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Numerics:
 
 
 def numerics(cell: Cell, *, kv_cache: str | None, made: str) -> Numerics:
-    """Those of a cell whose weights were `made` in some way. A `kv_cache` of None is not quantized."""
+    """The numerics of a cell whose weights were `made` in some way. A `kv_cache` of None is not quantized."""
     if cell.precision in PLAIN:
         return Numerics(cell.precision, cell.precision, kv_cache or cell.precision, "not quantized")
     form = cell.recipe.get("quantization")
@@ -56,12 +58,12 @@ def numerics(cell: Cell, *, kv_cache: str | None, made: str) -> Numerics:
 
 
 def loaded_as_fp8(cell: Cell, kv_cache: str | None) -> Numerics:
-    """Those of a server that quantizes to FP8 without calibration when it loads 16-bit weights."""
+    """The numerics of a server that quantizes to FP8 without calibration when it loads 16-bit weights."""
     if cell.precision != "fp8":
         return numerics(cell, kv_cache=kv_cache, made=UNKNOWN)
     return Numerics("fp8", _DYNAMIC, kv_cache or _HALF, "quantized by the server when it loads, without calibration")
 
 
 def unknown(cell: Cell) -> Numerics:
-    """Those of a server that was started or configured elsewhere."""
+    """The numerics of a server that was started or configured elsewhere."""
     return Numerics(f"{cell.precision}, as the matrix says", UNKNOWN, UNKNOWN, UNKNOWN)

@@ -1,4 +1,4 @@
-"""Files that stages pass on: linked, not copied, if possible."""
+"""Passes files on from stage to stage: linked rather than copied, if possible."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BESIDE_WEIGHTS: Final = (
     "processor_config.json",
     "video_preprocessor_config.json",
 )
-"""Files of a model directory that go with the weights of a Hugging Face checkpoint, which is served as a whole."""
+"""Files of a model directory that accompany the weights of a Hugging Face checkpoint, which is served as a whole."""
 
 
 def link(folder: Path, name: str, target: Path) -> None:

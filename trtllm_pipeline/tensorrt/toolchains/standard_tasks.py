@@ -1,4 +1,4 @@
-"""The stage that runs standard tasks of lm-evaluation-harness, and what it needs: `settings.accuracy.tasks`."""
+"""The stage that runs standard tasks of lm-evaluation-harness, and its requirements: `settings.accuracy.tasks`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _QUESTIONS: Final[Mapping[str, tuple[int, int]]] = {
     "pipeline_arithmetic": (1, 100),
     "winogrande": (1, 1267),
 }
-"""Task or group -> its tasks, and all of their questions."""
+"""Task or group -> its number of tasks, and of questions in all of them."""
 _USUAL: Final = (1, 1000)
 """An assumption for other tasks."""
 _PROMPT_TOKENS: Final = 512
@@ -134,4 +134,4 @@ TASKS = Stage(
     takes=_seconds,
     timeout_s=24 * 3600.0,
 )
-"""Replaces the stages accuracy and score. Raise `version` also for another shipped task."""
+"""Replaces the stages accuracy and score. Also raise `version` for another shipped task."""

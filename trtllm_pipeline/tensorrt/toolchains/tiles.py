@@ -1,7 +1,7 @@
 """The part of a quantized weight on each rank of tensor parallelism: whole tiles, groups or blocks of its format.
 
 Quantized weights share scales in groups or blocks and are stored in tiles. A rank whose part ends inside one cannot be
-converted, exported or loaded. One table serves all routes. Each row names the program that rejects such a part.
+converted, exported or loaded. One table covers all routes. Each row names the program that rejects such a part.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """The divisors of each rank's part."""
+    """Numbers that must divide each rank's part."""
 
     inputs: int = 1
     """Inputs of the layers that are split along them: attention output and MLP output."""
@@ -48,7 +48,7 @@ ENGINES: Final[Mapping[str, Tile]] = {
     "gptq": _WEIGHT_ONLY_GROUPS,
     "nvfp4": Tile(inputs=16),
 }
-"""By the target precision, or by the form of weights that are quantized already."""
+"""By target precision, or by the form of already quantized weights."""
 PYTORCH: Final[Mapping[str, Tile]] = {
     "int4_awq": replace(_WEIGHT_ONLY_GROUPS, experts=False),
     "w4a8_awq": replace(_WEIGHT_ONLY_GROUPS, experts=False),
@@ -81,13 +81,13 @@ class Widths:
     kv_heads: int
     head_dim: int
     dense: int = 0
-    """Width of an MLP, 0 where all layers have experts instead."""
+    """Width of an MLP. 0 if all layers have experts instead."""
     experts: int = 0
     """Width of an expert. 0 without experts."""
     shared: int = 0
-    """Total width of the experts that every token uses. 0 without any."""
+    """Total width of the experts that every token uses. 0 without shared experts."""
     latent: bool = False
-    """True if keys and values come from a latent vector, so that heads alone are split."""
+    """True if keys and values come from a latent vector, so that only heads are split."""
 
     @staticmethod
     def of(shape: Shape) -> Widths:
@@ -115,9 +115,11 @@ def uneven(heads: int, kv_heads: int, tp: int) -> str | None:
 
 
 def cut(tile: Tile, widths: Widths, tp: int, ep: int = 1, dp: int = 1, *, precision: str) -> str | None:
-    """The width of a model that gives each of `tp` ranks a part of a tile, and the largest smaller tp that does not, or None.
+    """The width of a model whose part on each of `tp` ranks ends within a tile, and the largest smaller tp that fits,
+    or None.
 
-    `ep` of the ranks share whole experts, and each of `dp` groups of them has all of the attention. Source: see the tables.
+    `ep` of the ranks share whole experts, and each of `dp` groups of them has all of the attention. Source: see the
+    tables.
     """
     for name, width, ranks, multiple in _parts(tile, widths, tp, ep, dp):
         if width % (ranks * multiple):
@@ -160,7 +162,9 @@ def _parts(tile: Tile, widths: Widths, tp: int, ep: int, dp: int) -> Iterator[tu
 
 
 def grouped(tile: Tile, size: Json) -> Tile:
-    """`tile` with another group size, from a script's option or from the files. -1 is one group for all inputs of a layer."""
+    """`tile` with another group size, from a script's option or from the files. -1: all inputs of a layer are one
+    group.
+    """
     if not isinstance(size, int) or isinstance(size, bool):
         return tile
     return replace(tile, inputs=max(size, 1))

@@ -1,7 +1,7 @@
-"""The time of a stage that depends on the model's size, in seconds: bytes over bandwidth, operations over rate.
+"""Time of the stages that depends on the model's size, in seconds: bytes over bandwidth, operations over rate.
 
-Pure functions of a cell and a machine. docs/project/estimates.md lists them with the measurements that they were compared with. The
-part that is the same for every model is a stage's `expected_s`.
+Pure functions of a cell and a machine. docs/project/estimates.md lists them with the measurements that they were
+compared with. The part that is the same for every model is a stage's `expected_s`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _NETWORK: Final = 50e6
 READ: Final = 2e9
 """Bytes per second from files to memory, for one reader of the page cache. Measured (docs/project/quantizing.md)."""
 _ALL_REDUCE_S: Final = 1e-5
-"""Time for an array as small as decoding's, between GPUs of one host. Each layer has two. An assumption."""
+"""Time for a small array, as in decoding, between GPUs of one host. Each layer has two. An assumption."""
 _FEWER_BITS: Final = frozenset({"fp8", "int8_sq", "w4a8_awq", "nvfp4"})
-"""Precisions whose matrix products are of 8 bits or fewer."""
+"""Precisions whose matrix products use 8 bits or fewer."""
 
 
 def fetching_s(size_bytes: float) -> float:

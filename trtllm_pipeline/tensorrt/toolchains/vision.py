@@ -1,10 +1,11 @@
-"""Models that take images: which of them TensorRT-LLM's releases serve, and why not the rest.
+"""Models that accept images: which of them TensorRT-LLM's releases can serve, and why the others cannot be served.
 
-On engines, a visual engine turns an image into features, which take the place of tokens in the prompt. Triton's template
+With engines, a visual engine turns an image into features, which replace tokens in the prompt. Triton's template
 `preprocessing` prepares the image and counts the features, `multimodal_encoders` runs the visual engine.
 
-Sources: support matrices and lists of models of the PyTorch backend, 0.19 to candidates of 1.3; `multimodal_builder.py` and
-`examples/multimodal`; `preprocessing` and `multimodal_encoders` of Triton's templates, and their docs/multimodal.md.
+Sources: support matrices and lists of models of the PyTorch backend, 0.19 to candidates of 1.3; `multimodal_builder.py`
+and `examples/multimodal`; `preprocessing` and `multimodal_encoders` of Triton's templates, and their
+docs/multimodal.md.
 """
 
 from __future__ import annotations
@@ -101,8 +102,8 @@ def sees(cell: Cell) -> bool:
 
 
 def activation_bytes(family: str, batch: int) -> int:
-    """Activations of a visual engine built for `batch` requests, in bytes: for `N` patches `2 N (4 i + 7 h)`, as in a language
-    engine, and the mask, `2 N^2`.
+    """Activations of a visual engine built for `batch` requests, in bytes: for `N` patches `2 N (4 i + 7 h)`, as in a
+    language engine, and the mask, `2 N^2`.
 
     TensorRT reserves memory for the largest input. Scores of attention, `2 N^2` for each head if all images are one row,
     are assumed to be fused.
@@ -113,7 +114,8 @@ def activation_bytes(family: str, batch: int) -> int:
 
 
 def image_tokens(family: str, width: int, height: int) -> int:
-    """Tokens of an image of this many pixels. Raises ValueError for an image that the family's visual engine does not support.
+    """Tokens of an image of this many pixels. Raises ValueError for an image that the family's visual engine does not
+    support.
 
     Source: `smart_resize` of transformers' Qwen2-VL; `_get_number_of_features` of LlavaOnevisionProcessor.
     """
@@ -129,8 +131,9 @@ def image_tokens(family: str, width: int, height: int) -> int:
 
 
 def pytorch_image_tokens(family: str, width: int, height: int) -> int | None:
-    """The same on the PyTorch backend, which supports the images of the model's own processor. None for a family without known
-    numbers. Source: Qwen2.5-VL has the processor of Qwen2-VL; `mm_tokens_per_image` in config.json of the Gemma 3 models.
+    """The same on the PyTorch backend, which supports the images of the model's own processor. None for a family
+    without known numbers. Source: Qwen2.5-VL has the processor of Qwen2-VL; `mm_tokens_per_image` in config.json of the
+    Gemma 3 models.
     """
     return _qwen2_vl(width, height) // 4 if family in {"qwen2_vl", "qwen2_5_vl"} else _TOKENS.get(family)
 

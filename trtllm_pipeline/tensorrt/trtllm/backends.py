@@ -1,4 +1,4 @@
-"""Shared by the two backends of TensorRT-LLM: making a checkpoint, identity of the software, memory."""
+"""Shared by the two backends of TensorRT-LLM: checkpoints, identity of the software, memory."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ from trtllm_pipeline.tensorrt.trtllm.params import (
 from trtllm_pipeline.tensorrt.trtllm.releases import QUANTIZE_SCRIPT, RUN_SCRIPT, at_least
 
 LEAST_MODEL_OPTIMIZER: Final = "0.47"
-"""Older ones take other configurations."""
+"""Older releases expect other configurations."""
 _ROOM: Final = 1.25
-"""GPU memory that our worker takes for quantizing, in sizes of the 16-bit weights."""
+"""GPU memory that our worker needs for quantizing, as a multiple of the 16-bit weights."""
 SCRIPT_ROOM: Final = 1.5
-"""The same of quantize.py. Source: its README, 210 GB for Llama 70B in FP8."""
+"""The same for quantize.py. Source: its README, 210 GB for Llama 70B in FP8."""
 BACKEND: Final = "tensorrtllm"
 """Triton's backend for engines."""
 _OF_EVERY_STAGE: Final = frozenset(("timeout_s", "retries"))
@@ -72,7 +72,7 @@ def launching(
     takes: Callable[[Cell, Machine], float],
     optional: frozenset[str] = frozenset(),
 ) -> Stage:
-    """The stage that serves a cell with its frontend, by the functions of `launching` for "engine" or "pytorch"."""
+    """The stage that serves a cell with its frontend, using the functions of `launching` for "engine" or "pytorch"."""
     return launch(
         LaunchFrontend,
         f"trtllm_pipeline.tensorrt.trtllm.launching:launch_{backend}",
@@ -90,17 +90,17 @@ def launching(
 
 
 def world_size(cell: Cell) -> int:
-    """Ranks, one a GPU."""
+    """Number of ranks, one per GPU."""
     return cell.tp * cell.pp
 
 
 def expert_parallel(cell: Cell) -> int | None:
-    """Size of expert parallelism, None without."""
+    """Size of expert parallelism. None without it."""
     return cell.ep if cell.ep > 1 else None
 
 
 def checkpoint_params(cell: Cell) -> dict[str, Any]:
-    """The settings that determine a cell's checkpoint. Neither batch size nor lengths do."""
+    """The settings that determine a cell's checkpoint. Batch size and lengths do not."""
     return {
         "family": cell.recipe["family"],
         "precision": computed(cell.precision, cell.recipe),
@@ -121,30 +121,30 @@ def numerics_of(cell: Cell) -> Numerics:
 
 
 def calibration_data(cell: Cell) -> Mapping[str, str]:
-    """The file that activation ranges are measured on."""
+    """The file with the calibration text."""
     return {"calibration_data": str(calibration(cell)["data"])}
 
 
 def has_own_calibration_data(cell: Cell) -> bool:
-    """True if a matrix names the text to calibrate on."""
+    """True if a matrix names a calibration text."""
     return calibration(cell).get("data") != DEFAULT_DATA
 
 
 def calibration(cell: Cell) -> Mapping[str, Json]:
-    """Settings of the rows that activation ranges are measured on."""
+    """Settings of the calibration rows."""
     setting = cell.settings["quantize"]["calibration"]
     assert isinstance(setting, dict)
     return setting
 
 
 def quantizes_by_script(cell: Cell, machine: Machine) -> bool:
-    """True if the release's quantize.py makes the checkpoint, and not our worker."""
+    """True if the release's quantize.py creates the checkpoint, False if our worker does."""
     present = cell.toolchain == ENGINES and script(machine, QUANTIZE_SCRIPT) is not None
     return present and commands.has_calibration_option(installed(machine).release)
 
 
 def quantizing_takes(cell: Cell, machine: Machine) -> Resources:
-    """As many GPUs as hold the unquantized weights and what is computed with them, at most all of them."""
+    """Enough GPUs for the unquantized weights and the computation, at most all of them."""
     memory = min((gpu.memory_bytes for gpu in machine.gpus), default=1)
     weights = weights_bytes(Shape.of(cell.recipe), "bf16", 1, 1) if "num_hidden_layers" in cell.recipe else 0
     room = SCRIPT_ROOM if quantizes_by_script(cell, machine) else _ROOM
@@ -170,12 +170,12 @@ def ranks_of(folder: Path | None) -> int | None:
 
 
 def all_ranks(cell: Cell, _machine: Machine) -> Resources:
-    """A GPU for each rank."""
+    """One GPU per rank."""
     return Resources(gpus=world_size(cell))
 
 
 def identity(machine: Machine) -> dict[str, Json]:
-    """Versions and hardware that results depend on; never a device's number, the host, or a path."""
+    """Versions and hardware that results depend on. Never a device's number, the host, or a path."""
     return {
         **probe.identity(machine),
         "cpu": f"{machine.cpu} x {machine.cpus}",
@@ -185,7 +185,7 @@ def identity(machine: Machine) -> dict[str, Json]:
 
 
 def _checkpoint_makers(machine: Machine) -> str:
-    """The makers of engines' checkpoints: the release's scripts, Model Optimizer, or both."""
+    """The tools that create engines' checkpoints: the release's scripts, Model Optimizer, or both."""
     scripts = machine.tensorrt_llm is not None and machine.tensorrt_llm.examples is not None
     if machine.tensorrt_llm and scripts and commands.has_calibration_option(machine.tensorrt_llm.release):
         return "scripts"
@@ -193,7 +193,7 @@ def _checkpoint_makers(machine: Machine) -> str:
 
 
 def _templates(machine: Machine) -> str | None:
-    """Digest of the installed Triton templates, because people edit them. None without any."""
+    """Digest of the installed Triton templates, because people edit them. None without templates."""
     folder = machine.tensorrt_llm.templates if machine.tensorrt_llm else None
     if folder is None or machine.assumed:
         return None if folder is None else assume.ASSUMED
@@ -208,24 +208,24 @@ def _folder_digest(folder: str) -> str:
 
 def frontend(cell: Cell) -> dict[str, Any]:
     """The frontend, and its own options."""
-    # A repository is the same with either front end of Triton.
+    # A repository is the same for either front end of Triton.
     if in_triton(cell):
         return {"frontend": FRONTEND_TRITON, "options": None}
     return {"frontend": cell.settings["serve"]["frontend"], "options": cell.settings["serve"]["options"]}
 
 
 def in_triton(cell: Cell) -> bool:
-    """Whether Triton serves it, with either of its front ends."""
+    """True if Triton serves it, with either of its front ends."""
     return cell.settings["serve"]["frontend"] in IN_TRITON
 
 
 def disaggregated(cell: Cell) -> Mapping[str, Any] | None:
-    """The settings of a cell's disaggregated servers. None if one server does it all."""
+    """The settings of a cell's disaggregated servers. None if one server does everything."""
     return cell.settings["disaggregated"] if cell.settings["serve"]["frontend"] == FRONTEND_DISAGGREGATED else None
 
 
 def context_cell(cell: Cell) -> Cell:
-    """A cell of one server that reads a disaggregated cell's prompts."""
+    """A cell for one of the servers that read a disaggregated cell's prompts."""
     servers = disaggregated(cell)
     layout = None if servers is None else servers["context_parallel"]
     alone = {**cell.settings, "serve": {**cell.settings["serve"], "frontend": "trtllm_serve"}}
@@ -241,7 +241,7 @@ def served_gpus(cell: Cell) -> int:
 
 
 def quantizing_python(machine: Machine) -> str:
-    """The interpreter that our quantization worker runs under."""
+    """The interpreter for our quantization worker."""
     return machine.model_optimizer_python or installed(machine).python
 
 
@@ -259,14 +259,14 @@ def quantizing_lacks(machine: Machine) -> str | None:
 
 
 def serving_takes(cell: Cell, machine: Machine) -> Resources:
-    """A GPU for each rank, and the CPUs that come with them: what is measured on other GPUs has its own."""
+    """One GPU per rank, and its share of CPUs: measurements on other GPUs have their own."""
     gpus = served_gpus(cell)
     cpus = max(1, machine.cpus * gpus // max(1, len(machine.gpus)))
     return Resources(cpus=cpus, gpus=gpus, exclusive=exclusive(cell))
 
 
 def unservable(cell: Cell, machine: Machine, read: Mapping[str, frozenset[str]]) -> str | None:
-    """Why a cell's frontend cannot serve it on a machine that could otherwise make it, or None.
+    """Why a cell's frontend cannot serve it on a machine that could otherwise build it, or None.
 
     `read` has the repository settings that have an effect with each frontend; any other with a value is a mistake.
     """
@@ -274,7 +274,7 @@ def unservable(cell: Cell, machine: Machine, read: Mapping[str, frozenset[str]])
     if frontend == FRONTEND_TRITON_OPENAI and (reason := _without_openai(cell, machine)):
         return f"settings.serve.frontend {frontend}: {reason}"
     for name, value in cell.settings["repository"].items():
-        # A default is left out.
+        # Defaults are ignored.
         if name not in read[frontend] and name not in _OF_EVERY_STAGE and value not in (None, {}, DEFAULTS.get(name)):
             return f"settings.repository.{name}: {cell.toolchain} does not read it with the frontend {frontend}"
     if cell.toolchain == ENGINES and (reason := _without_mpirun(cell, machine)):
@@ -304,7 +304,7 @@ def unservable(cell: Cell, machine: Machine, read: Mapping[str, frozenset[str]])
 
 
 def _without_openai(cell: Cell, machine: Machine) -> str | None:
-    """Why Triton's own OpenAI front end cannot serve a cell; None also where Triton itself cannot."""
+    """Why Triton's own OpenAI front end cannot serve a cell. None also if Triton itself cannot."""
     if cell.toolchain != ENGINES:
         return "it serves engines; settings.serve.frontend: trtllm_serve serves PyTorch's models over OpenAI"
     if (ranks := world_size(cell)) > 1:
@@ -320,13 +320,15 @@ def _without_openai(cell: Cell, machine: Machine) -> str | None:
 
 
 def openai_program(machine: Machine) -> str:
-    """Path of the `main.py` of Triton's OpenAI front end; where images have it, for a machine that is assumed."""
+    """Path of the `main.py` of Triton's OpenAI front end. For an assumed machine, its path in NVIDIA's images."""
     value = machine.triton.openai if machine.triton else None
     return value or str(triton_installation.CONTAINER_BINARY.parents[1] / triton_installation.OPENAI_PROGRAM)
 
 
 def _without_mpirun(cell: Cell, machine: Machine) -> str | None:
-    """Why mpirun cannot start the ranks of a cell's engine, for the launch or the engine's check; None if it can or need not."""
+    """Why mpirun cannot start the ranks of a cell's engine, for the launch or the engine's check. None if it can, or is
+    not needed.
+    """
     ranks = world_size(cell)
     served = cell.settings["serve"]["frontend"] == FRONTEND_TRITON
     if ranks == 1 or not (served or script(machine, RUN_SCRIPT)):

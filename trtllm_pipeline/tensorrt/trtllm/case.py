@@ -16,30 +16,30 @@ from trtllm_pipeline.tensorrt.trtllm.params import IN_TRITON
 from trtllm_pipeline.tensorrt.trtllm.speculation import CONVERTED, Drafting, drafting
 
 _OWN_BUILD_SETTINGS: Final = frozenset({"max_num_tokens", "timeout_s", "retries"})
-"""Keys of settings.build that are ours; all others are options of trtllm-build."""
+"""Our own keys in settings.build. All others are options of trtllm-build."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The input of a rule. No program is run and no file is read."""
+    """The input of a rule. Programs are not run and files are not read."""
 
     cell: Cell
     machine: Machine
     installed: TensorRTLLM
     sm: int | None
-    """Compute capability of the weakest GPU as one number, None without one."""
+    """Compute capability of the weakest GPU as one number. None without a GPU."""
     shape: Shape
     family: str
     kv: str | None
-    """How the KV cache is quantized, None for not at all."""
+    """Quantization of the KV cache. None if it is not quantized."""
     build: Mapping[str, Json]
-    """Options of trtllm-build that a matrix gives."""
+    """Options of trtllm-build in the matrix."""
     installed_help: str | None
     """Output of the installed `trtllm-build --help`, if it is installed."""
 
     @staticmethod
     def of(cell: Cell, machine: Machine, installed: TensorRTLLM, installed_help: str | None) -> Case:
-        """The question for a cell on a machine that has `installed`."""
+        """The case of a cell on a machine with the TensorRT-LLM `installed`."""
         return Case(
             cell=cell,
             machine=machine,
@@ -54,17 +54,17 @@ class Case:
 
     @property
     def release(self) -> str:
-        """The TensorRT-LLM that is installed."""
+        """The installed TensorRT-LLM release."""
         return self.installed.release
 
     @property
     def precision(self) -> str:
-        """Precision of the cell's weights in memory. For weights used as they are, by their files."""
+        """Precision of the cell's weights in memory. For weights used as they are, according to their files."""
         return computed(self.cell.precision, self.cell.recipe)
 
     @property
     def drafting(self) -> Drafting | None:
-        """How its engine drafts tokens, None for not at all."""
+        """How its engine drafts tokens. None if it does not."""
         return drafting(self.cell)
 
     @property
@@ -75,17 +75,17 @@ class Case:
 
     @property
     def shown(self) -> str:
-        """The cell's precision for people."""
+        """The cell's precision as displayed."""
         return shown(self.cell.precision, prequantized.form_of(self.cell))
 
     @property
     def route(self) -> str:
-        """The stage that makes the checkpoint: convert or quantize."""
+        """The stage that creates the checkpoint: convert or quantize."""
         return commands.route(self.release, self.family, self.cell.precision, self.kv)
 
     @property
     def attention(self) -> commands.ContextAttention:
-        """The request to trtllm-build."""
+        """The attention options for trtllm-build."""
         return commands.context_attention(
             self.release, precision=self.precision, kv=self.kv, sm=self.sm, extra=self.build
         )
@@ -99,15 +99,15 @@ class Case:
 
     @property
     def in_triton(self) -> bool:
-        """Whether Triton serves it, and not trtllm-serve."""
+        """True if Triton serves it, False if trtllm-serve does."""
         return self.cell.settings["serve"]["frontend"] in IN_TRITON
 
     def switch(self, name: str) -> bool | None:
-        """A matrix's value of a switch of trtllm-build. None if it has none."""
+        """A matrix's value for a switch of trtllm-build. None if it has none."""
         return program_options.switched(self.build, name)
 
     def option(self, name: str, default: Json = None) -> Json:
-        """The value that a matrix gives an option of trtllm-build."""
+        """A matrix's value for an option of trtllm-build."""
         return self.build.get(name, self.build.get(f"--{name}", default))
 
     def repository(self, name: str) -> Any:
@@ -116,10 +116,10 @@ class Case:
 
 
 def kv_cache(cell: Cell) -> str | None:
-    """How the KV cache of a cell is quantized, None for not at all.
+    """Quantization of a cell's KV cache. None if it is not quantized.
 
-    With weights used as they are, files of Model Optimizer mostly make the PyTorch runtime use an FP8 cache. Engines of
-    them have the model's own.
+    For weights used as they are, files of Model Optimizer usually make the PyTorch runtime use an FP8 cache. Engines
+    built from them use the model's own type.
     """
     precision = cell.precision
     if precision == AS_IS and cell.toolchain == PYTORCH:
@@ -128,8 +128,8 @@ def kv_cache(cell: Cell) -> str | None:
 
 
 def kv_share(cell: Cell) -> float:
-    """The share of the memory that is left, which the KV cache of each engine of a cell takes: what its settings say, or
-    less than usual where something else comes into the same memory.
+    """The share of the remaining memory for the KV cache of each engine of a cell: as in its settings, or less than
+    usual if something else needs the same memory.
     """
     setting = cell.settings["repository"].get("kv_cache_free_gpu_mem_fraction")
     if isinstance(setting, (int, float)):
@@ -141,7 +141,9 @@ def kv_share(cell: Cell) -> float:
 
 
 def kept_weights(cell: Cell) -> float:
-    """The share of its weights that an engine keeps on the GPU in Triton and in run.py: all, unless it is built to stream them."""
+    """The share of its weights that an engine keeps on the GPU, in Triton and in run.py: all, unless it was built to
+    stream them.
+    """
     setting = cell.settings["repository"].get("gpu_weights_percent")
     streams = cell.toolchain == ENGINES and program_options.switched(build_options(cell), "weight_streaming")
     return float(setting) if streams and isinstance(setting, (int, float)) else 1.0
@@ -162,7 +164,7 @@ def num_tokens(cell: Cell) -> int:
 
 
 def gathers_logits(cell: Cell) -> bool:
-    """True if its engine returns logits of every token of a prompt."""
+    """True if its engine returns the logits of every prompt token."""
     value = build_options(cell)
     return any(program_options.switched(value, f"gather_{which}_logits") for which in ("context", "all_token"))
 
@@ -170,7 +172,7 @@ def gathers_logits(cell: Cell) -> bool:
 def least_tokens(cell: Cell) -> int:
     """Minimum tokens of a forward pass for the cell's drafted tokens. 0 without drafting.
 
-    With a draft model, a prompt is all that was answered so far too.
+    With a draft model, a prompt includes the output so far.
     """
     draft = drafting(cell)
     if draft is None:
@@ -180,5 +182,5 @@ def least_tokens(cell: Cell) -> int:
 
 
 def build_options(cell: Cell) -> dict[str, Json]:
-    """The options of trtllm-build that a matrix gives."""
+    """The options of trtllm-build in a matrix."""
     return {name: value for name, value in cell.settings["build"].items() if name not in _OWN_BUILD_SETTINGS}

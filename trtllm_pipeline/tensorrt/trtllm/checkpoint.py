@@ -1,8 +1,8 @@
 """The end of the quantize and convert stages: a complete checkpoint with the requested properties.
 
-The release's example scripts or Model Optimizer have filled the directory by now. The result is looked at before anybody
-builds from it or serves it: a program that was killed, or that used another parallelism, must not cost an hour
-in the next stage.
+The release's example scripts or Model Optimizer have filled the directory by now. The result is checked before anything
+is built from it or serves it: a program that was killed, or that used another parallelism, must not cost an hour in the
+next stage.
 
 Format: https://nvidia.github.io/TensorRT-LLM/architecture/checkpoint.html
 """
@@ -29,12 +29,12 @@ REQUIRED: Final = (
     "num_attention_heads",
     "hidden_act",
 )
-"""Keys of config.json without which nothing can be built."""
+"""Keys of config.json that every build needs."""
 STATED_FILE: Final = "hf_quant_config.json"
-"""How Model Optimizer says what it did to a Hugging Face directory."""
+"""Model Optimizer's description of its work on a Hugging Face directory."""
 _UNQUANTIZED: Final = (None, "", "NO_QUANT")
 _MIXED: Final = "MIXED_PRECISION"
-"""Algorithm of a checkpoint with one for each layer, which an option of quantize.py requests."""
+"""Algorithm of a checkpoint with a separate one for each layer, which an option of quantize.py requests."""
 
 
 def run(context: StageContext[Checkpoint]) -> None:
@@ -65,8 +65,8 @@ def run_hugging_face(context: StageContext[HuggingFaceCheckpoint]) -> None:
 def check_stated(folder: Path) -> Mapping[str, Any]:
     """The quantization in hf_quant_config.json of a Hugging Face directory from Model Optimizer. Empty for any other.
 
-    The PyTorch runtime reads that file and knows nothing of Model Optimizer in config.json: without it the weights would be
-    taken for unquantized ones. Raises StageError in that case.
+    The PyTorch runtime reads that file and does not read Model Optimizer's entry in config.json: without it, the
+    weights would be treated as unquantized. Raises StageError in that case.
     """
     config = Fields.read(folder, "config.json").fields("quantization_config")
     stated = Fields.read_optional(folder, STATED_FILE).fields("quantization")
@@ -82,7 +82,7 @@ def check_stated(folder: Path) -> Mapping[str, Any]:
 
 
 def check_unquantized(folder: Path) -> None:
-    """Raise StageError for a Hugging Face directory whose weights are quantized: it would be served as that.
+    """Raise StageError for a Hugging Face directory with quantized weights: it would be served as such.
 
     A plan checks this before anything is fetched, if a hub can be reached.
     """
@@ -96,11 +96,11 @@ def check_unquantized(folder: Path) -> None:
 
 
 def check(folder: Path, *, tp: int, pp: int, ep: int | None = None) -> Mapping[str, Any]:
-    """The config.json of a checkpoint that has every rank of tp x pp, each file as long as its header says.
+    """The config.json of a checkpoint that has all ranks of tp x pp, each file as long as its header states.
 
-    For a mixture of experts with expert parallelism `ep`, also that.
+    For a mixture of experts with expert parallelism `ep`, this is checked as well.
 
-    Raises StageError naming what is missing or differs.
+    Raises StageError that names what is missing or differs.
     """
     path = folder / "config.json"
     fields = Fields.read(folder, path.name)
@@ -130,7 +130,7 @@ def check(folder: Path, *, tp: int, pp: int, ep: int | None = None) -> Mapping[s
 def check_precision(
     path: Path, quantization: Mapping[str, Any], params: Checkpoint | HuggingFaceCheckpoint | EngineBuild
 ) -> None:
-    """Raise StageError if `quantization`, of the file at `path`, has other algorithms than `params` requests."""
+    """Raise StageError if `quantization`, from the file at `path`, has other algorithms than `params` requests."""
     precision, cache = params.precision, params.kv_cache_precision
     known = PRECISIONS.get(precision)
     algorithm = known.algorithm if known else None
@@ -149,5 +149,5 @@ def check_precision(
 def _agree(algorithm: Any, expected: str | None) -> bool:
     if expected is None:
         return algorithm in _UNQUANTIZED
-    # Scripts add how activations are scaled: W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN, FP8_PER_CHANNEL_PER_TOKEN.
+    # Scripts append how activations are scaled: W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN, FP8_PER_CHANNEL_PER_TOKEN.
     return algorithm in {expected, _MIXED} or str(algorithm).startswith(f"{expected}_PER_")

@@ -1,7 +1,7 @@
-"""Command lines of TensorRT-LLM's programs for a release. Pure: no program is run and no file is read.
+"""Command lines of TensorRT-LLM's programs for a release. Pure: programs are not run and files are not read.
 
-Whatever a release decides comes from the table of options. Defaults that moved between releases are always written out,
-so that one matrix makes the same engine everywhere. What cannot work is refused by `rules.py` before it gets here.
+The table of options determines everything that depends on the release. Defaults that differ between releases are always
+written out, so that one matrix builds the same engine everywhere. `rules.py` has refused impossible cells before.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from trtllm_pipeline.tensorrt.trtllm.speculation import DEFAULTS as HEADS_DEFAUL
 from trtllm_pipeline.tensorrt.trtllm.speculation import MODES
 
 PLAIN: Final = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
-"""Precision -> data type of weights that are not quantized."""
+"""Precision -> data type of unquantized weights."""
 WEIGHT_ONLY: Final[Mapping[str, str]] = {"int8_wo": "int8", "int4_wo": "int4"}
-"""Precision -> word of the convert scripts for weights that need no calibration."""
+"""Precision -> the convert scripts' name for weights that need no calibration."""
 
 _BUILD: Final = "trtllm-build"
 _QUANTIZE: Final = "quantize.py"
 _RUN: Final = "run.py"
 _SERVE: Final = "trtllm-serve"
 _CONFIG: Final = "--extra_llm_api_options"
-"""The one spelling of it that every release has which has it at all."""
+"""The only spelling that is valid in all releases with this option."""
 FP8_INPUTS: Final = frozenset({"fp8", "w4a8_awq", "nvfp4"})
-"""Precisions whose layers take FP8 or FP4 activations."""
+"""Precisions whose layers use FP8 or FP4 activations."""
 W4A8_PAGED: Final = "1.2.0"
-"""First release known to take w4a8_awq with an FP8 cache and paged context attention."""
+"""First release known to support w4a8_awq with an FP8 cache and paged context attention."""
 TOKENS_PER_BLOCK: Final = 64
 """Tokens of a block of the KV cache."""
 CALIBRATION_BATCH_SIZE: Final = 16
-"""Default for the calibration batch of quantize.py. Its own default, 1, leaves a GPU idle."""
+"""Default for the calibration batch of quantize.py. Its own default, 1, underuses a GPU."""
 
 
 class _Arguments:
@@ -64,7 +64,7 @@ class _Arguments:
         return program_options.exists(self.tool, self.release, name)
 
     def add(self, values: Mapping[str, Scalar | None]) -> None:
-        """Options with their values: True is a switch that is on, None an option that is left out."""
+        """Options with their values: True is an enabled switch, None an omitted option."""
         for name, value in values.items():
             if value is not None:
                 assert self.has(name), f"{self.tool} {self.release} has no {name}"
@@ -74,8 +74,8 @@ class _Arguments:
         self.add({name: value for name, value in values.items() if self.has(name)})
 
     def with_extra(self, extra: Mapping[str, Json] | None) -> list[str]:
-        """All of them, a user's options last: of a matrix they were checked. Raises StageError for those that are set here, which
-        a person may type.
+        """All arguments, with a user's options last: those of a matrix have been checked. Raises StageError for options
+        that are set here, which a manual command may contain.
         """
         for key in extra or ():
             if program_options.decided(self.tool, key):
@@ -91,12 +91,14 @@ class _Arguments:
 
 
 def data_type(precision: str, family: str) -> str:
-    """Data type of what is not quantized: the precision's own, else float16, or bfloat16 for Gemma, which overflows."""
+    """Data type of everything that is not quantized: the precision's own, otherwise float16, or bfloat16 for Gemma,
+    which overflows.
+    """
     return PLAIN.get(precision, "bfloat16" if family.startswith("gemma") else "float16")
 
 
 def quantized_cache(params: str) -> str | None:
-    """How a stage's parameter says that the KV cache is quantized, None for not at all."""
+    """The quantized KV cache's precision, as a stage's parameter names it. None if it is not quantized."""
     return None if params == NONE else params
 
 
@@ -108,7 +110,7 @@ def kv_precision(precision: str, params: Json) -> str | None:
 
 
 def route(release: str, family: str, precision: str, kv: str | None) -> Literal["convert", "quantize"]:
-    """Which script makes the checkpoint: quantize.py for all that has to be measured, convert_checkpoint.py for the rest."""
+    """The script that creates the checkpoint: quantize.py if calibration is needed, otherwise convert_checkpoint.py."""
     if precision == AS_IS:
         return "convert"
     if kv is not None or (precision not in PLAIN and precision not in WEIGHT_ONLY):
@@ -127,7 +129,8 @@ def _weight_only_option(family: str) -> str:
 def convert_checkpoint(
     release: str, params: Checkpoint, program: Sequence[str], *, model: str, output: str, draft: str | None = None
 ) -> list[str]:
-    """The family's `convert_checkpoint.py`: a Hugging Face directory to a checkpoint of all ranks, nothing measured.
+    """The family's `convert_checkpoint.py`: converts a Hugging Face directory to a checkpoint of all ranks, without
+    calibration.
 
     `draft` is the directory of the heads that become part of it, which have a separate `convert_checkpoint.py`.
     """
@@ -154,14 +157,14 @@ def convert_checkpoint(
         size = "128k" if (params.max_position_embeddings or 0) > 4096 else "4k"
         arguments.add_where_known({"--model_type": f"Phi-3-mini-{size}-instruct"})
     if params.family == "chatglm":
-        # Otherwise it looks for the version in the directory's name, and fails without one.
+        # Otherwise, it looks for the version in the directory's name, and fails without one.
         arguments.add({"--chatglm_version": "glm4"})
-    arguments.add_where_known({"--workers": 1})  # each loads all the weights
+    arguments.add_where_known({"--workers": 1})  # each worker loads all weights
     return arguments.with_extra(params.options)
 
 
 def _with_heads(arguments: _Arguments, params: Checkpoint, *, model: str, output: str, draft: str | None) -> list[str]:
-    """The rest of a converter's command line, of the model with its heads."""
+    """The rest of a converter's command line, for the model with its heads."""
     length = params.max_draft_len or DRAFT_LENGTHS[str(params.heads)]
     arguments.add({"--model_dir": model, f"--{params.heads}_model_dir": draft, "--output_dir": output})
     arguments.add(
@@ -172,7 +175,7 @@ def _with_heads(arguments: _Arguments, params: Checkpoint, *, model: str, output
     else:
         names = ("num_eagle_layers", "max_non_leaves_per_layer")
         arguments.add({"--max_draft_len": length, **{f"--{name}": _or_default(params, name) for name in names}})
-    arguments.add({"--workers": 1})  # each loads all the weights
+    arguments.add({"--workers": 1})  # each worker loads all weights
     return arguments.with_extra(params.options)
 
 
@@ -194,9 +197,9 @@ def quantize(
     dataset: str | None,
     draft: str | None = None,
 ) -> list[str]:
-    """`quantize.py`: a Hugging Face directory to a quantized checkpoint of all ranks.
+    """`quantize.py`: converts a Hugging Face directory to a quantized checkpoint of all ranks.
 
-    `dataset` is the directory of the rows to calibrate on. None if the script has its own: `takes_dataset`. `draft` is the
+    `dataset` is the directory of the calibration rows. None if the script uses its own: `takes_dataset`. `draft` is the
     directory of the Medusa heads that become part of it.
     """
     arguments = _Arguments(_QUANTIZE, release, *program)
@@ -220,7 +223,9 @@ def takes_dataset(release: str) -> bool:
 
 
 def has_calibration_option(release: str) -> bool:
-    """True if `quantize.py` has an option for the calibration data, as since 0.10. It accepts no directory for it."""
+    """True if `quantize.py` has an option for the calibration data, as since 0.10. In 0.10, it does not accept a
+    directory.
+    """
     return not takes_dataset(release) or at_least(release, "0.11")
 
 
@@ -228,8 +233,8 @@ def has_calibration_option(release: str) -> bool:
 
 
 def max_num_tokens(max_batch_size: int, isl: int, osl: int, *, chunked: bool = False) -> int:
-    """Default for the tokens of one forward pass: 8192 as TensorRT-LLM since 0.11, at least a token of every
-    request and, unless prompts are split (`chunked`), a whole prompt, at most what a full batch can have.
+    """Default for the tokens of one forward pass: 8192 as in TensorRT-LLM since 0.11, at least one token per request
+    and, unless prompts are split (`chunked`), a whole prompt, and at most those of a full batch.
     """
     return min(max_batch_size * (isl + osl), max(USUAL_NUM_TOKENS, 0 if chunked else isl, max_batch_size))
 
@@ -239,7 +244,7 @@ def build(
 ) -> list[str]:
     """`trtllm-build`: a checkpoint to an engine of as many ranks as it has, each built by a separate worker.
 
-    `sm` is the compute capability as one number (90). The user's options win over our defaults.
+    `sm` is the compute capability as one number (90). The user's options override our defaults.
     """
     batch, prompt, longest = params.max_batch_size, params.max_input_len, params.max_seq_len
     arguments = _Arguments(_BUILD, release, program)
@@ -268,8 +273,8 @@ def build(
 
 
 def visual_engine(params: VisualBuild, program: Sequence[str], *, model: str, output: str) -> list[str]:
-    """`build_visual_engine.py`, from 0.19 on `build_multimodal_engine.py`: the part of a Hugging Face directory that sees, as an
-    engine of one rank. It has had these four options since 0.9.
+    """`build_visual_engine.py`, from 0.19 on `build_multimodal_engine.py`: builds the vision part of a Hugging Face
+    directory as an engine with one rank. It has had these four options since 0.9.
     """
     return [
         *program,
@@ -279,7 +284,7 @@ def visual_engine(params: VisualBuild, program: Sequence[str], *, model: str, ou
 
 
 def _build_defaults(release: str, params: EngineBuild, sm: int | None) -> dict[str, Scalar | None]:
-    """Options of `trtllm-build` that we write out because their default moved, or because a precision needs them."""
+    """Options of `trtllm-build` that we write out because their default changed, or because a precision needs them."""
     precision, dtype = params.precision, data_type(params.precision, params.family)
     kv = quantized_cache(params.kv_cache_precision)
     attention = context_attention(release, precision=precision, kv=kv, sm=sm, extra=params.options)
@@ -290,17 +295,17 @@ def _build_defaults(release: str, params: EngineBuild, sm: int | None) -> dict[s
         fused = True  # the switch of these releases fails for other quantized layers
     return {
         "--gpt_attention_plugin": dtype,
-        # TensorRT's own FP8 multiplication is the faster one for all but the smallest batches.
+        # TensorRT's own FP8 multiplication is faster except for the smallest batches.
         "--gemm_plugin": {"fp8": "disable", "nvfp4": "nvfp4"}.get(precision, dtype),
         "--nccl_plugin": dtype,
         "--moe_plugin": dtype,
-        # As `auto` of releases from 0.11 on: layers and adapters must have the same type.
+        # Like `auto` in releases from 0.11 on: layers and adapters must have the same type.
         "--lora_plugin": None if params.max_lora_rank is None else dtype,
         "--tokens_per_block": TOKENS_PER_BLOCK,
         "--use_paged_context_fmha": "enable" if attention.paged else "disable",
         "--use_fp8_context_fmha": "enable" if attention.fp8 else "disable",
         "--use_fused_mlp": fused,
-        "--strongly_typed": True if precision == "fp8" else None,  # later releases always are; before, FP8 needs it
+        "--strongly_typed": True if precision == "fp8" else None,  # always on in later releases; before, FP8 needs it
     }
 
 
@@ -309,26 +314,26 @@ class ContextAttention:
     """Attention over prompts, as requested from `trtllm-build`."""
 
     paged: bool
-    """It reads the KV cache, as chunked context and KV cache reuse need it (use_paged_context_fmha)."""
+    """True if it reads the KV cache, as required by chunked context and KV cache reuse (use_paged_context_fmha)."""
     fp8: bool
-    """It computes in FP8 (use_fp8_context_fmha)."""
+    """True if it computes in FP8 (use_fp8_context_fmha)."""
 
 
 def context_attention(
     release: str, *, precision: str, kv: str | None, sm: int | None, extra: Mapping[str, Json]
 ) -> ContextAttention:
-    """The requested value: the user's, or else the release's best for these weights, this cache and this GPU."""
+    """The requested value: the user's, or else the best in the release for these weights, this cache and this GPU."""
     off = _excludes_paged_context(extra)
     fp8, paged = (program_options.switched(extra, name) for name in ("use_fp8_context_fmha", "use_paged_context_fmha"))
     fp8_layers = precision in FP8_INPUTS
-    # w4a8_awq counts as FP8 in paged prompts only in releases that were read since 1.2.
+    # w4a8_awq only counts as FP8 for paged prompts in the releases since 1.2 that were read.
     pages_fp8 = precision != "w4a8_awq" or at_least(release, W4A8_PAGED)
     if fp8 is None:
-        # Before 0.12 it lacks paged prompts, and is off.
+        # Before 0.12, it lacks paged prompts, and is off.
         fp8 = not off and fp8_layers and kv == "fp8" and has_fp8_context_fmha(release, sm) and pages_fp8
     if paged is None:
-        # With FP8 layers and an FP8 cache, paged prompts mean FP8 attention; with other layers the builder of 0.19 and
-        # later releases have it as the default and decide. It never works with an INT8 cache.
+        # With FP8 layers and an FP8 cache, paged prompts imply FP8 attention. With other layers, the builder of 0.19
+        # and later releases turns it on by default and decides. It never works with an INT8 cache.
         with_fp8_cache = fp8 and pages_fp8 if fp8_layers else at_least(release, "0.19")
         paged = not off and (kv is None or (kv == "fp8" and with_fp8_cache))
     return ContextAttention(paged=paged, fp8=fp8)
@@ -351,15 +356,15 @@ def _excludes_paged_context(extra: Mapping[str, Json]) -> bool:
 
 
 def builder_keeps_paged(*, precision: str, kv: str | None, extra: Mapping[str, Json]) -> bool:
-    """True if a requested use_paged_context_fmha is in the engine: from 0.19 on the builder turns it off, with a warning,
-    if the cache or the layers do not support it. Before, it refuses.
+    """True if a requested use_paged_context_fmha is in the engine: from 0.19 on, the builder turns it off with a
+    warning if the cache or the layers do not support it. Earlier ones refuse it.
     """
     return not _excludes_paged_context(extra) and (kv is None or (kv == "fp8" and precision in FP8_INPUTS))
 
 
 def has_fp8_context_fmha(release: str, sm: int | None) -> bool:
-    """True if the release has FP8 kernels for attention over prompts that work with paged ones: SM 89 and 90 since 0.12,
-    SM 100 since 0.17, SM 120 since 0.20.
+    """True if the release has FP8 kernels for attention over prompts that work with paged ones: SM 89 and 90 since
+    0.12, SM 100 since 0.17, SM 120 since 0.20.
     """
     if sm is None:
         return False
@@ -378,22 +383,22 @@ def engine_check(
     as_root: bool = False,
     adapter: str | None = None,
 ) -> list[str]:
-    """`run.py`: one answer of an engine without a server, with one process for each of its ranks.
+    """`run.py`: generates one response from an engine without a server, with one process per rank.
 
     An engine for LoRA adapters does not load without one: `adapter` is its directory.
     """
     ranks: list[str] = []
     if params.world_size > 1:
         ranks = [mpirun, *["--allow-run-as-root"] * as_root]
-        # Without it mpirun refuses more ranks than there are cores, though ranks mostly wait for GPUs.
+        # Without it, mpirun refuses more ranks than there are cores, although ranks mostly wait for GPUs.
         ranks.append("--oversubscribe")
-        # All ranks are on this host. Without ssh or rsh, mpirun needs an option that says so. Called by
-        # its path, it would put its own directory before those on PATH.
+        # All ranks are on this host. Without ssh or rsh, mpirun needs an option for that. If called by its path, it
+        # would put its own directory before those on PATH.
         ranks += ["--noprefix", "--mca", "plm_rsh_agent", "", "-n", str(params.world_size)]
     arguments = _Arguments(_RUN, release, *ranks, *program)
     arguments.add({"--engine_dir": engine, "--tokenizer_dir": tokenizer})
     arguments.add({"--max_output_len": params.max_tokens})
-    if params.prompt.startswith("-"):  # alone, it would be taken for an option
+    if params.prompt.startswith("-"):  # alone, it would be parsed as an option
         arguments.argv.append(f"--input_text={params.prompt}")
     else:
         arguments.add({"--input_text": params.prompt})
@@ -422,13 +427,13 @@ def serve_engine(
 ) -> list[str]:
     """`trtllm-serve` on an engine directory, which records its limits and ranks. The address is added at launch.
 
-    `config` is a YAML file of the cache's settings, if there are any and the release `takes_config`. Raises PlanError
+    `config` is a YAML file with the cache's settings, if there are any and the release `takes_config`. Raises PlanError
     for releases without trtllm-serve or engines.
     """
     arguments = _serve(release, program, engine)
     arguments.add({"--tokenizer": tokenizer})
     if at_least(release, "1.0"):
-        # Up to 0.21 it serves an engine by default, since then a model with PyTorch.
+        # Up to 0.21, it serves an engine by default; since then, a model with PyTorch.
         backend = next(
             (word for word in ("tensorrt", "trt") if program_options.accepts(_SERVE, release, "--backend", word)), None
         )
@@ -438,7 +443,7 @@ def serve_engine(
                 hint="use the toolchain tensorrt_llm_pytorch, or TensorRT-LLM 1.2 or older",
             )
         arguments.add({"--backend": backend})
-    # A file's cache settings replace those of options, so the share of memory is in the file too.
+    # A file's cache settings replace those of options, so the memory share is in the file too.
     if config is None:
         arguments.add({"--kv_cache_free_gpu_memory_fraction": params.kv_cache_free_gpu_mem_fraction})
     return _finished(arguments, config, params.options)
@@ -447,10 +452,10 @@ def serve_engine(
 def serve_pytorch(
     release: str, params: WeightsRepository, *, model: str, config: str | None, program: str = _SERVE
 ) -> list[str]:
-    """`trtllm-serve` on a Hugging Face directory, with PyTorch, the backend that is never named.
+    """`trtllm-serve` on a Hugging Face directory, with PyTorch, the default backend.
 
-    `config` is a YAML file of further settings of the LLM API; it must not repeat what is set here, since releases differ
-    in which of the two wins. The address is added at launch.
+    `config` is a YAML file with further settings of the LLM API. It must not repeat settings made here, since releases
+    differ in which of the two takes precedence. The address is added at launch.
     """
     arguments = _serve(release, program, model)
     arguments.add({"--tp_size": params.tensor_parallel_size, "--pp_size": params.pipeline_parallel_size})
@@ -481,7 +486,7 @@ def serve_subcommand(release: str) -> tuple[str, ...]:
 
 
 def _finished(arguments: _Arguments, config: str | None, extra: Mapping[str, Json] | None) -> list[str]:
-    """With the settings file and the user's options; telemetry is off."""
+    """All arguments, with the settings file and the user's options. Telemetry is off."""
     arguments.add({_CONFIG: config})
     if arguments.has("--telemetry"):
         arguments.argv.append("--no-telemetry")
@@ -502,12 +507,12 @@ def bench(
 ) -> list[str]:
     """`trtllm-bench throughput` on an engine, or on a Hugging Face directory with the PyTorch backend.
 
-    Every option is of 0.20 to 1.3, by its only spelling there. `config` is a YAML file of arguments of the LLM API; the share of
-    memory is in the file if there is one, since releases differ in which wins.
+    All options are valid from 0.20 to 1.3, in their only spelling there. `config` is a YAML file with arguments of the
+    LLM API. If there is one, it has the memory share, since releases differ in which takes precedence.
     """
     values: dict[str, Scalar | None] = {"--dataset": dataset, "--concurrency": params.concurrency}
     if params.backend == "engine":
-        # Since 1.0 PyTorch is the default.
+        # PyTorch is the default since 1.0.
         values |= {"--engine_dir": engine, "--backend": "tensorrt" if at_least(release, "1.0") else None}
     else:
         values |= {"--tp": params.tp, "--pp": params.pp, "--ep": params.ep, "--max_batch_size": params.max_batch_size}

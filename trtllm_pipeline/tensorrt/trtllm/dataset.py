@@ -1,4 +1,5 @@
-"""A calibration set as TensorRT-LLM's quantize.py reads one: a directory that `datasets` loads, with a column `text`.
+"""Writes a calibration set in the form that TensorRT-LLM's quantize.py reads: a directory that `datasets` loads, with a
+column `text`.
 
 A small separate program, which runs before quantize.py on the same job file.
 """
@@ -19,7 +20,7 @@ from trtllm_pipeline.tensorrt.trtllm.params import Checkpoint
 
 _FILE: Final = "train.jsonl"
 _TAKEN: Final = ("cnn_dailymail", "scienceqa", "science_qa")
-"""Words that quantize.py looks for anywhere in a path, and takes for the data set of that name."""
+"""Words that quantize.py searches for anywhere in a path, and interprets as the data set of that name."""
 
 
 def folder(context: StageContext[Any]) -> Path:
@@ -34,13 +35,13 @@ def command(context: StageContext[Any]) -> list[str]:
 
 def run(context: StageContext[Checkpoint]) -> None:
     """Write the calibration set of an attempt."""
-    data = context.files.get("calibration_data", default_set())  # by hand none need be named
+    data = context.files.get("calibration_data", default_set())  # optional in a manual run
     count = write(data, context.inputs["model"], context.params.calibration or Selection(), folder(context))
     print(f"{count} rows to calibrate on")  # noqa: T201 - the stage's log
 
 
 def write(data: Path, model: Path, selection: Selection, output: Path) -> int:
-    """Write the selected rows of the file `data` as text into the directory `output`; returns how many.
+    """Write the selected rows of the file `data` as text into the directory `output`. Returns their number.
 
     Raises MatrixError for malformed rows, StageError if a conversation needs a chat template and `model` has none.
     """

@@ -1,6 +1,7 @@
-"""How long TensorRT-LLM's stages take of a model's size, in seconds: see `tensorrt/toolchains/time_estimates.py`.
+"""Time of TensorRT-LLM's stages that depends on the model's size, in seconds: see
+`tensorrt/toolchains/time_estimates.py`.
 
-Figures that builds and conversions were compared with are in `tests/data/tensorrt_llm/durations.json`, those of quantizing in
+Figures of builds and conversions for comparison are in `tests/data/tensorrt_llm/durations.json`, those of quantizing in
 `quantizing.json`.
 """
 
@@ -29,24 +30,25 @@ _ENCODE_PER_GB: Final = 5.0
 """Seconds of weight-only quantization, on the host."""
 _TO_GPU: Final = 5e9
 _EXPORT: Final = 3.5e9
-"""Bytes of 16-bit weights a second that our worker loads, and that it packs and writes."""
+"""Bytes of 16-bit weights per second that our worker loads, packs and writes."""
 _EXPORT_EXPERT_S: Final = 2.4e-3
-"""Seconds for each matrix of an expert."""
+"""Seconds per matrix of an expert."""
 _CALIBRATE: Final = 1.1
-"""Times the floor, in batches."""
+"""Multiple of the lower bound, in batches."""
 _BATCH_EXPERT_S: Final = 1e-3
-"""Seconds for each expert of each layer, in each batch."""
+"""Seconds per expert of each layer, in each batch."""
 _ROW_BY_ROW: Final = 14.0
-"""Times the floor, one row after another, as the release's script does."""
+"""Multiple of the lower bound for one row at a time, as in the release's script."""
 _SEARCHES: Final = 9
-"""Forward passes that AWQ takes as long as: one for statistics, one and eleven candidates, most of which are cheaper, for the
-search."""
+"""Duration of AWQ, in forward passes: one for statistics, and one plus eleven candidates for the search, most of which
+are cheaper.
+"""
 _SEARCH_KERNELS_S: Final = 50.0
-"""Compiling its kernels, once on a machine."""
+"""Compiling its kernels, once per machine."""
 
 
 def converting(cell: Cell, _machine: Machine) -> float:
-    """convert_checkpoint.py: reading and writing the weights, and quantizing them on the host."""
+    """convert_checkpoint.py: reads and writes the weights, and quantizes them on the host."""
     weights = weights_bytes(Shape.of(cell.recipe), "bf16", 1, 1) / _GB
     encodes = needs.weights_of(cell) not in {"fp32", "fp16", "bf16"} and cell.precision != "as_is"
     return weights * (_CONVERT_PER_GB + (_ENCODE_PER_GB if encodes else 0.0))
@@ -80,12 +82,12 @@ def quantizing(cell: Cell, machine: Machine) -> float:
 
 
 def checking(cell: Cell, machine: Machine) -> float:
-    """An engine that is loaded and answers once."""
+    """Loading an engine and generating one response."""
     return loading(cell, machine) + cell.osl * token_s(cell, machine, 1)
 
 
 def loading(cell: Cell, _machine: Machine) -> float:
-    """Weights from files to GPUs: all ranks read from the same disk."""
+    """Loading weights from files to GPUs: all ranks read from the same disk."""
     if cell.toolchain == ENGINES:
         size = needs.engine_bytes(Shape.of(cell.recipe), needs.weights_of(cell), cell.tp, cell.pp) * cell.tp * cell.pp
     else:

@@ -1,7 +1,8 @@
 """The end of the build stage: a complete engine directory with the requested limits.
 
-`trtllm-build` has filled it by now. `engine.json` says on what it was built, so that a launch elsewhere is refused before it
-loads for minutes. The tokenizer stays with the model: a corrected chat template must not cost another build.
+`trtllm-build` has filled it by now. `engine.json` records the machine that built it, so that a launch elsewhere is
+refused before it loads for minutes. The tokenizer stays with the model: a corrected chat template must not require
+another build.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from trtllm_pipeline.tensorrt.trtllm.speculation import MODES, UNCHECKED
 
 
 def run(context: StageContext[EngineBuild]) -> None:
-    """Check what `trtllm-build` left in `context.out` and complete it. Raises StageError, ServerError."""
+    """Check the output of `trtllm-build` in `context.out` and complete it. Raises StageError, ServerError."""
     check_limits(context.out, context.params)
     built = engine_requirements.write(context.out, probe.this_machine().gpus[0])
     size = sum(file.stat().st_size for file in context.out.glob("rank*"))
@@ -28,7 +29,9 @@ def run(context: StageContext[EngineBuild]) -> None:
 
 
 def check_limits(engine: Path, params: EngineBuild) -> None:
-    """Raise StageError if an engine's limits differ from the requested ones: a build that ignored an option is another engine."""
+    """Raise StageError if an engine's limits differ from the requested ones: a build that ignored an option created
+    another engine.
+    """
     built = Engine.read(engine)
     mode = None if params.speculative is None else MODES[params.speculative]
     if mode not in {None, built.speculation}:
@@ -49,8 +52,8 @@ def check_limits(engine: Path, params: EngineBuild) -> None:
 
 
 def _bounds_of_num_tokens(built: Engine) -> set[int]:
-    """What `trtllm-build` itself makes of a max_num_tokens beyond them: a full batch, in the first releases of prompts
-    alone, one block of the KV cache, or all that a full batch drafts at a time.
+    """The limits to which `trtllm-build` itself adjusts max_num_tokens: a full batch, in the first releases of prompts
+    alone, one block of the KV cache, or all tokens that a full batch drafts at a time.
     """
     lengths = (built.max_seq_len, built.max_input_len, built.max_draft_len and built.max_draft_len + 1)
     full = {(built.max_batch_size or 0) * length for length in lengths if length}
@@ -69,7 +72,8 @@ def run_visual(context: StageContext[VisualBuild]) -> None:
 
 
 def asks(context: StageContext[EngineCheck], machine: Machine) -> bool:
-    """True if run.py exists and can load the engine: not one with Medusa heads, nor one for LoRA adapters without any.
+    """True if run.py exists and can load the engine. It cannot if the engine has Medusa heads, or supports LoRA
+    adapters but none is given.
 
     Source: `ModelRunnerCpp.from_dir` of model_runner_cpp.py. A plan shows an engine that is yet to be built.
     """
@@ -83,7 +87,7 @@ def asks(context: StageContext[EngineCheck], machine: Machine) -> bool:
 
 
 def run_check(context: StageContext[EngineCheck]) -> None:
-    """The result of the engine check: run.py responded, or, if it cannot run, the engine fits this machine by its files."""
+    """The result of the engine check: run.py responded or, if it cannot run, the engine's files match this machine."""
     machine = probe.this_machine()
     check = engine_requirements.check(context.inputs["engine"], machine)
     how = "run.py" if asks(context, machine) else "files"

@@ -1,4 +1,5 @@
-"""The engine backend of TensorRT-LLM, 0.8 to 1.2 and the candidates of 1.3: checkpoints become engines, Triton serves them.
+"""The engine backend of TensorRT-LLM, 0.8 to 1.2 and the candidates of 1.3: checkpoints become engines, Triton serves
+them.
 
 download -> quantize or convert -> build -> check -> repository -> launch -> smoke, perf, accuracy -> trtllm_bench, if requested
          -> visual, of models that take images, instead of check
@@ -65,11 +66,11 @@ from trtllm_pipeline.tensorrt.trtllm.params import (
 CHECKPOINT: Final = ("quantize", "convert")
 _NO_SCRIPT: Final = "the example scripts of TensorRT-LLM {}, one of which builds visual engines, were not found"
 _CONFIG: Final = ("triton_parameters", "triton_max_batch_size", "preferred_batch_size", "instance_kinds")
-"""Repository settings of config.pbtxt itself."""
+"""Repository settings that belong to config.pbtxt itself."""
 _CALIBRATED: Final = CONVERTED | {ModelPart.TOKENIZER}
 _READ_IN_CHATS: Final = _CALIBRATED | {ModelPart.CHAT_TEMPLATE}
 _LOOKED_AT: Final = frozenset(("llama", "qwen", "phi", "gpt", "gemma"))
-"""Scripts of which it is known which files they open. A model of any other is read whole."""
+"""Scripts whose input files are known. A model with any other script is read as a whole."""
 _READ_BY_RUN: Final = frozenset(ModelPart) - {ModelPart.WEIGHTS}
 """Files that run.py may read for the tokenizer."""
 _IN_TRITON: Final = frozenset({*SETTINGS, "parameters", *_CONFIG})
@@ -78,7 +79,7 @@ _READ: Final = {
     "triton_openai": _IN_TRITON,
     "trtllm_serve": frozenset(llmapi.SERVE_SETTINGS),
 }
-"""Frontend -> the repository settings that something reads."""
+"""Frontend -> the repository settings that have an effect."""
 
 
 def _route(cell: Cell, machine: Machine) -> str:
@@ -92,7 +93,7 @@ def _quantize(context: StageContext[Checkpoint], machine: Machine) -> Sequence[S
     release, params = installed(machine).release, context.params
     if script is None or not commands.has_calibration_option(release):
         return (job.command(context, backends.quantizing_python(machine)),)
-    data = {"calibration_data": str(context.files.get("calibration_data", default_set()))}  # by hand none need be named
+    data = {"calibration_data": str(context.files.get("calibration_data", default_set()))}  # optional in a manual run
     own_rows = commands.takes_dataset(release)
     quantize = commands.quantize(
         release,
@@ -197,7 +198,7 @@ def _server(cell: Cell, context: StageContext[Any], machine: Machine) -> Sequenc
 
 
 def _check_convertible(release: str, params: Checkpoint) -> None:
-    """Raise StageError for a checkpoint that takes measuring: converting would leave another one, without a word."""
+    """Raise StageError for a checkpoint that needs calibration: converting would silently create another one."""
     family, precision, kv = params.family, params.precision, commands.quantized_cache(params.kv_cache_precision)
     if params.quantization is not None or commands.route(release, family, precision, kv) == "convert":
         return
@@ -210,7 +211,7 @@ def _check_convertible(release: str, params: Checkpoint) -> None:
 
 
 def _check_buildable(context: StageContext[EngineBuild]) -> None:
-    """Raise StageError if the builder would make another engine than requested, or fail after minutes."""
+    """Raise StageError if the builder would create another engine than requested, or fail after minutes."""
     params = context.params
     longest, prompt = params.max_seq_len, params.max_input_len
     if longest <= prompt:
@@ -218,7 +219,8 @@ def _check_buildable(context: StageContext[EngineBuild]) -> None:
             f"max_seq_len {longest} counts prompt and answer together; expected more than max_input_len {prompt}",
             failure=FailureClass.USER,
         )
-    # An attempt of a pipeline holds its own results, and builds from what was checked when it was made, or will be.
+    # A pipeline's attempt has its own results, and builds from inputs that were checked when they were created, or will
+    # be.
     if context.out.parent != context.attempt:
         folder = context.inputs["checkpoint"]
         try:
@@ -230,7 +232,7 @@ def _check_buildable(context: StageContext[EngineBuild]) -> None:
 
 
 def _convert_reads(cell: Cell) -> Mapping[str, frozenset[ModelPart]]:
-    """Weights and configuration: the scripts open the tokenizer only for what has to be measured.
+    """Weights and configuration: the scripts only open the tokenizer for calibration.
 
     Source: convert_checkpoint.py of `_LOOKED_AT`, and `from_hugging_face` of their models.
     """
@@ -238,8 +240,8 @@ def _convert_reads(cell: Cell) -> Mapping[str, frozenset[ModelPart]]:
 
 
 def _is_known(cell: Cell) -> bool:
-    """True if the files that a cell's script reads are known. Options of a matrix may let it read more, and heads that
-    draft have separate scripts.
+    """True if the files that a cell's script reads are known. Options of a matrix may let it read more, and draft heads
+    have separate scripts.
     """
     if cell.settings["quantize"]["options"] or companions.DRAFT in cell.companions:
         return False
@@ -247,7 +249,7 @@ def _is_known(cell: Cell) -> bool:
 
 
 def _quantize_reads(cell: Cell) -> Mapping[str, frozenset[ModelPart]]:
-    """The tokenizer too, for the rows to calibrate on, and the chat template where rows may be conversations.
+    """Includes the tokenizer, for the calibration rows, and the chat template if rows may be conversations.
 
     Source: `quantize_and_export` of quantize_by_modelopt.py, which opens a processor for other families only.
     """
@@ -274,7 +276,7 @@ def _build_params(cell: Cell) -> EngineBuild:
         "max_batch_size": cell.max_batch_size,
         "max_input_len": companions.longest_prompt(cell),
         "max_seq_len": cell.isl + cell.osl,
-        # trtllm-build has no use for more, and would build the same engine.
+        # trtllm-build does not use more, and would build the same engine.
         "max_num_tokens": max(
             min(case.num_tokens(cell), cell.max_batch_size * (cell.isl + cell.osl)), case.least_tokens(cell)
         ),
@@ -403,7 +405,7 @@ CHECK: Final = Stage(
     inputs={"engine": "build", "model": "download", ADAPTER: ADAPTER},
     optional=frozenset({ADAPTER}),
     parts=lambda _cell: {"model": _READ_BY_RUN},
-    applies=lambda cell, _machine: not vision.sees(cell),  # run.py sends only text
+    applies=lambda cell, _machine: not vision.sees(cell),  # run.py only sends text
     params=EngineCheck,
     read=lambda cell: load(
         EngineCheck,
@@ -472,7 +474,7 @@ def _read(cell: Cell) -> Mapping[str, frozenset[str]]:
 
 
 def _unfilled(cell: Cell, machine: Machine) -> str | None:
-    """Which of a cell's repository settings the release's templates have no place for, or None."""
+    """The cell's repository setting that the release's templates cannot hold, or None."""
     if not backends.in_triton(cell):
         return None
     installation, value = installed(machine), _repository(cell)
@@ -483,7 +485,7 @@ def _unfilled(cell: Cell, machine: Machine) -> str | None:
         places = None
         if not machine.assumed and installation.templates is not None:
             places = templates.installed_places(Path(installation.templates))
-        if places is None:  # what other placeholders there are is not known
+        if places is None:  # other placeholders are unknown
             places = templates.recorded_places(installation.release) | parameters.keys()
         templates.check_required(templates.given(value), places, installation.release)
         templates.check_config(value, places, most=cell.max_batch_size)
@@ -493,7 +495,7 @@ def _unfilled(cell: Cell, machine: Machine) -> str | None:
 
 
 def _not_with_images(cell: Cell, machine: Machine) -> str | None:
-    """The requirement of a visual engine that a machine lacks, a cell's setting that a model without images cannot have, or None."""
+    """The requirement of a visual engine that a machine lacks, or a cell's setting that excludes images, or None."""
     install = installed(machine)
     if installation.script(machine, releases.visual_script(install.release)) is None:
         return _NO_SCRIPT.format(install.release)
@@ -506,8 +508,8 @@ def _not_with_images(cell: Cell, machine: Machine) -> str | None:
 
 
 def _instead(cell: Cell, machine: Machine) -> str | None:
-    """The PyTorch runtime, for a family that the release does not convert, and for a precision or a layout that it makes no engine in
-    and the runtime has.
+    """The PyTorch runtime, for a family that the release does not convert, and for a precision or a parallelism that
+    only the runtime supports.
     """
     release = installed(machine).release
     if not releases.at_least(release, releases.FIRST_PYTORCH):
@@ -515,7 +517,7 @@ def _instead(cell: Cell, machine: Machine) -> str | None:
     name = str(cell.recipe["family"])
     family = releases.FAMILIES.get(name)
     unknown = family is None or not releases.at_least(release, family.since)
-    # Upstream recommends it for images, and it takes more than one in a request.
+    # Upstream recommends it for images, and it accepts more than one per request.
     unknown = unknown or (name in vision.FAMILIES and name not in vision.PYTORCH_WITHOUT)
     if unknown or rules.takes_model(cell, machine):
         return PYTORCH if unknown else None

@@ -1,7 +1,7 @@
-"""trtllm-bench as a second number: perf's prompts, sent to the engine in the program's own process.
+"""trtllm-bench as a second measurement: perf's prompts, sent to the engine in the program's own process.
 
-It loads the engine itself, so it runs when the server has let go of the GPUs. What is between its numbers and those of perf is
-the server.
+It loads the engine itself, so it runs after the server has released the GPUs. The difference between its numbers and
+those of perf is the server's overhead.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def params(cell: Cell, params: EngineRepository | WeightsRepository) -> EngineBe
         settings[_CACHE] = {_SHARE: share, **settings[_CACHE]}
     return EngineBench(
         name=cell.model,
-        concurrency=max(load_levels(cell), default=1),  # without any the cell is infeasible
+        concurrency=max(load_levels(cell), default=1),  # without any, the cell is infeasible
         backend="pytorch" if weights else "engine",
         tp=cell.tp,
         pp=cell.pp,
@@ -86,7 +86,7 @@ def _commands(context: StageContext[EngineBench], machine: Machine) -> Sequence[
 
 
 def prepare(context: StageContext[EngineBench]) -> None:
-    """Write what trtllm-bench reads. Raises StageError where perf left no closed loop."""
+    """Write the input of trtllm-bench. Raises StageError if perf has no closed loop."""
     count = engine_report.write_dataset(context.inputs["perf"] / EVENTS_FILE, context.out / _DATASET)
     if context.params.settings:
         (context.out / _SETTINGS).write_text(llmapi.to_yaml(context.params.settings), encoding="utf-8")
@@ -103,7 +103,7 @@ def run(context: StageContext[EngineBench]) -> None:
 
 
 def stage(read: Any, inputs: Mapping[str, str | tuple[str, ...]]) -> Stage:
-    """The stage of a backend. `read` gives the parameters of a cell, `inputs` the served artifacts."""
+    """The stage of a backend. `read` returns the parameters of a cell, `inputs` are the served artifacts."""
     return Stage(
         name="trtllm_bench",
         version=1,

@@ -1,7 +1,7 @@
-"""Programs of the repository stages: what a server is started from, for each backend and each frontend.
+"""Programs of the repository stages: the input of a server, for each backend and each frontend.
 
-For Triton that is a model repository: TensorRT-LLM's own templates, filled for one engine or one model, and linted.
-Engine, weights and tokenizer stay in place. For `trtllm-serve` it is `serve.json`, the command line without its
+For Triton, it is a model repository: TensorRT-LLM's own templates, filled for one engine or one model, and linted.
+Engine, weights and tokenizer stay in place. For `trtllm-serve`, it is `serve.json`, the command line without its
 address, and a file with the settings of the LLM API that have no option. Disaggregated servers have two of each.
 """
 
@@ -33,10 +33,10 @@ from trtllm_pipeline.tensorrt.trtllm.params import (
 
 
 def run_engine(context: StageContext[EngineRepository]) -> None:
-    """Write the files that serve the directory `engine`, with the tokenizer of the Hugging Face directory `model`. Its config.json gives
-    some tokenizers' class.
+    """Write the files that serve the directory `engine`, with the tokenizer of the Hugging Face directory `model`. Its
+    config.json gives some tokenizers' class.
 
-    Raises StageError for what cannot be filled or served.
+    Raises StageError for templates that cannot be filled and engines that cannot be served.
     """
     installation, inputs = installed(probe.this_machine()), context.inputs
     if context.params.frontend != FRONTEND_TRITON:
@@ -58,7 +58,7 @@ def run_engine(context: StageContext[EngineRepository]) -> None:
 
 
 def run_pytorch(context: StageContext[WeightsRepository]) -> None:
-    """Write what serves the Hugging Face directory `model`. Raises StageError for what cannot be filled or served."""
+    """Write the files that serve the Hugging Face directory `model`. Raises StageError if that is impossible."""
     model = context.inputs["model"]
     checkpoint.check_stated(model)
     if context.params.unquantized:
@@ -86,10 +86,10 @@ def write_engine(
     drafter: Path | None = None,
     visual: Path | None = None,
 ) -> None:
-    """Fill the templates of `installed` for an engine, with LoRA adapters, the engine of a draft model or a visual engine, into
-    the empty directory `out`.
+    """Fill the templates of `installed` for an engine, with LoRA adapters, the engine of a draft model or a visual
+    engine, into the empty directory `out`.
 
-    Raises StageError for what cannot be filled, and when the linter finds an error in the result.
+    Raises StageError for templates that cannot be filled, and for errors that the linter finds in the result.
     """
     try:
         facts = Engine.of_trtllm_build(engine.absolute())
@@ -159,7 +159,7 @@ def _templates(installed: TensorRTLLM) -> Path:
 
 
 def _check(out: Path, installed: TensorRTLLM, engine: Engine | None) -> None:
-    """Print what the linter finds; raise StageError for errors."""
+    """Print the linter's findings. Raise StageError for errors."""
     findings = lint.lint(out, engine=engine, release=installed.release)
     for finding in findings:
         print(finding)  # noqa: T201  a stage's stdout is its log
@@ -201,7 +201,7 @@ def _adapters(inputs: Mapping[str, Path]) -> list[Path]:
 def _adapter_settings(
     context: StageContext[EngineRepository] | StageContext[WeightsRepository], adapters: Sequence[Path], release: str
 ) -> dict[str, Any]:
-    """Arguments of the LLM API for adapters: an engine knows what it takes, weights do not."""
+    """Arguments of the LLM API for adapters: an engine records what it supports, weights do not."""
     if isinstance(context.params, EngineRepository):
         try:
             return llmapi.adapter_cache(

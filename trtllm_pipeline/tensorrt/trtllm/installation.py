@@ -11,9 +11,9 @@ _NESTED: Final = "models/core/"
 
 
 def installed(machine: Machine) -> TensorRTLLM:
-    """TensorRT-LLM of a machine that has it: for planned work, `missing` and `infeasible` ran first.
+    """TensorRT-LLM on a machine that has it: for planned work, `missing` and `infeasible` ran first.
 
-    Raises StageError if a stage was started by hand on a machine without it.
+    Raises StageError if a stage was started manually on a machine without it.
     """
     if machine.tensorrt_llm is None:
         raise StageError(

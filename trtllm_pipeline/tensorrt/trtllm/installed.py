@@ -16,7 +16,7 @@ _AT_ONCE: Final = 4
 _OF_EVERY_TOOLCHAIN: Final = "trtllm-serve"
 TEMPLATES: Final = "Triton templates"
 LLM_API: Final = "LLM API"
-"""Names of what is compared beside programs."""
+"""Names of the comparisons other than programs."""
 _OF_EVERY_PROGRAM: Final = frozenset(("-h", "--help"))
 
 
@@ -48,8 +48,8 @@ class InstalledComparison:
 def compare(machine: Machine, families: Sequence[str], *, engines: bool) -> tuple[InstalledComparison, ...]:
     """Compare everything installed of TensorRT-LLM, with the converters of `families`. Empty if it is not installed.
 
-    Without `engines`, compares only trtllm-serve and the LLM API: the PyTorch runtime needs no other program, and its Triton
-    template has no placeholders.
+    Without `engines`, compares only trtllm-serve and the LLM API: the PyTorch runtime needs no other program, and its
+    Triton template has no placeholders.
     """
     installation = machine.tensorrt_llm
     if installation is None:
@@ -145,7 +145,7 @@ def _templates(installation: TensorRTLLM) -> InstalledComparison:
 
 
 def _arguments(installation: TensorRTLLM) -> InstalledComparison | None:
-    """The schema of the LLM API's YAML files. None for a release of which none is known and that has none."""
+    """The schema of the LLM API's YAML files. None for a release without one and without a known schema."""
     own = llm_args.installed(installation.release, installation.python)
     known = llm_args.of_release(installation.release)
     if known is None:

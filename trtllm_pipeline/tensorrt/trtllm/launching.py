@@ -1,4 +1,4 @@
-"""Programs of the launch stages of both backends: the output of a repository stage is served by the requested frontend."""
+"""Programs of the launch stages of both backends: serve the output of a repository stage with the requested frontend."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def engine_starter(context: StageContext[LaunchFrontend]) -> launch.Starter:
 
 
 def openai_command(inputs: Mapping[str, Path]) -> list[str]:
-    """The command line of Triton's own OpenAI front end for a repository, with the tokenizer that this one names.
+    """The command line of Triton's own OpenAI front end for a repository, with its tokenizer.
 
     Raises StageError if it cannot serve the engine, ServerError for an engine that was not built for this machine.
     """
@@ -87,9 +87,9 @@ def pytorch_starter(context: StageContext[LaunchFrontend]) -> launch.Starter:
 
 
 def disaggregated_servers(folder: Path) -> Servers:
-    """The servers in serve.json, their settings files found wherever the directory lies now.
+    """The servers in serve.json, with the current paths of their settings files.
 
-    Raises StageError for a directory that was not made for disaggregated servers.
+    Raises StageError for a directory that was not created for disaggregated servers.
     """
     try:
         servers = Servers(**json.loads((folder / SERVE_FILE).read_text(encoding="utf-8"))["servers"])
@@ -105,9 +105,9 @@ def disaggregated_servers(folder: Path) -> Servers:
 
 
 def serve_command(folder: Path) -> list[str]:
-    """The command line in serve.json, its settings file found wherever the directory lies now.
+    """The command line in serve.json, with the current path of its settings file.
 
-    Raises StageError for a directory that was not made for trtllm-serve.
+    Raises StageError for a directory that was not created for trtllm-serve.
     """
     try:
         command = [str(word) for word in json.loads((folder / SERVE_FILE).read_text(encoding="utf-8"))["command"]]
@@ -121,6 +121,6 @@ def serve_command(folder: Path) -> list[str]:
 
 
 def _in_place(folder: Path, command: Sequence[str]) -> list[str]:
-    """A command line with whole paths of the settings files in a directory."""
+    """A command line with absolute paths of the settings files in a directory."""
     files = {SETTINGS_FILE, CONTEXT_SETTINGS_FILE}
     return [str(folder / word) if word in files else word for word in command]

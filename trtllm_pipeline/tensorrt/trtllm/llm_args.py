@@ -1,8 +1,8 @@
-"""Names, types and choices of the LLM API's YAML files, and where a file differs from them.
+"""Names, types and choices in the LLM API's YAML files, and the differences of a file from them.
 
-TensorRT-LLM's package has a JSON schema of these files, `INSTALLED`. Those that were read are in `data/tensorrt_llm/llm_args.json`,
-in the form of `compact`; releases without one have names from the class reference. The schema of an installation takes
-precedence. Neither has all rules: the program has the last word.
+TensorRT-LLM's package has a JSON schema of these files, `INSTALLED`. Recorded ones are in
+`data/tensorrt_llm/llm_args.json`, in the form of `compact`. For releases without a schema, names are from the class
+reference. The schema of an installation takes precedence. Neither contains all rules, so the program has the last word.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PLAIN: Final[Mapping[str, tuple[type, ...]]] = {
 }
 _SPELLED: Final = frozenset({"true", "false", "yes", "no", "on", "off", "1", "0"})
 _CLOSE: Final = 0.75
-"""Likeness of names of which one is suggested for the other."""
+"""Minimum similarity of names for a suggestion."""
 
 _UNKNOWN: Final = "any"
 """The type of names from a class reference, which has no types."""
@@ -43,7 +43,8 @@ _AUTO_DEPLOY: Final = "_autodeploy"
 
 Classes = Mapping[str, Mapping[str, Any]]
 """Class -> name -> type. A type is a word of JSON schema, `any`, `never` or a class; {"enum": values}, {"list": type},
-{"map": type of the values}; or a list of alternatives."""
+{"map": type of the values}; or a list of alternatives.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +53,17 @@ class Schema:
 
     release: str
     source: str
-    """Where it was read: the label of a record, or a path."""
+    """Its source: the label of a record, or a path."""
     classes: Classes
 
     def problems(self, settings: Mapping[str, Any]) -> list[str]:
-        """What `settings` have that the schema has not, in words. AutoDeploy's own arguments are in no record."""
+        """The parts of `settings` that the schema does not have, in words. AutoDeploy's own arguments are in no record."""
         if settings.get("backend") == _AUTO_DEPLOY and self.classes[FILE].get("backend") == _UNKNOWN:
             return []
         return [f"{place}: {words}" for place, words in _of_class(self.classes, FILE, settings, "")]
 
     def compared(self, other: Schema) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-        """Names that `other` has not, those that it has more, and those of another type, with words."""
+        """Names that `other` lacks, names that only it has, and names of another type, with words."""
         ours, theirs = self.names(), other.names()
         both = (name for name in sorted(ours.keys() & theirs.keys()) if _UNKNOWN not in _alternatives(ours[name]))
         changed = (name for name in both if ours[name] != theirs[name])
@@ -73,7 +74,7 @@ class Schema:
         )
 
     def joined(self, other: Schema) -> Schema:
-        """A schema with the names of both and their types as alternatives."""
+        """A schema with the names of both, and their types as alternatives."""
         classes = {
             kind: {
                 name: [*_alternatives(ours.get(name, [])), *_alternatives(theirs.get(name, []))]
@@ -95,20 +96,20 @@ class Schema:
 
 @lru_cache(maxsize=1)
 def recorded() -> tuple[Schema, ...]:
-    """All that were read, in order of releases."""
+    """All recorded schemas, in order of releases."""
     rows = json.loads(RECORDED.read_text(encoding="utf-8"))["schemas"]
     return tuple(sorted((Schema(**row) for row in rows), key=lambda each: parse(each.release)))
 
 
 def of_release(release: str) -> Schema | None:
-    """The recorded schema of a release, or of the nearest one before it in the same line. None if there is none."""
+    """The recorded schema of a release, or of the nearest earlier one in the same line. None if there is none."""
     wanted = parse(release)
     fits = [each for each in recorded() if parse(each.release) <= wanted and _line(each.release) == _line(release)]
     return fits[-1] if fits else None
 
 
 def around(release: str) -> Schema | None:
-    """The same, with the names of the next record too if the release is between two."""
+    """The same, including the names of the next record if the release is between two."""
     before = of_release(release)
     if before is None or before.release == release:
         return before
@@ -117,7 +118,7 @@ def around(release: str) -> Schema | None:
 
 
 def of_machine(machine: Machine) -> Schema | None:
-    """The schema of the installed release: its own, or else what is recorded around it."""
+    """The schema of the installed release: its own, or else the recorded ones around it."""
     installation = machine.tensorrt_llm
     if installation is None:
         return None
@@ -127,7 +128,7 @@ def of_machine(machine: Machine) -> Schema | None:
 
 @lru_cache(maxsize=4)
 def installed(release: str, python: str) -> Schema | None:
-    """The schema in the package that an interpreter has. None without one, or if it cannot be read."""
+    """The schema in the package of an interpreter. None without one, or if it cannot be read."""
     package = probe.distribution_of("tensorrt_llm", probe.packages_of(python))
     path = None if package is None else Path(str(package.locate_file(INSTALLED)))
     try:
@@ -147,7 +148,7 @@ def _line(release: str) -> tuple[int, int]:
 
 
 def compact(document: Any) -> dict[str, dict[str, Any]]:
-    """The names, types and choices of a JSON schema. Raises ValueError for what is none, or has other parts."""
+    """The names, types and choices of a JSON schema. Raises ValueError for other content."""
     properties = document.get("properties") if isinstance(document, Mapping) else None
     if properties is None:
         raise ValueError("is not a JSON schema of a YAML file: it has no properties")
@@ -165,7 +166,7 @@ class _Reader:
         self.classes: dict[str, dict[str, Any]] = {}
 
     def add(self, name: str, schema: Mapping[str, Any]) -> None:
-        self.classes[name] = {}  # before its parts, which may have it as a part
+        self.classes[name] = {}  # before its parts, which may refer to it
         self.classes[name] = {each: self.type(part) for each, part in sorted(schema["properties"].items())}
 
     def type(self, schema: Mapping[str, Any]) -> Any:
@@ -222,7 +223,7 @@ class _Reader:
 
 
 Problem = tuple[str, str]
-"""Path of a value, and what is wrong with it."""
+"""Path of a value, and its problem."""
 
 
 def _of_class(classes: Classes, name: str, value: Mapping[str, Any], above: str) -> Iterator[Problem]:
@@ -241,7 +242,7 @@ def _alternatives(kind: Any) -> list[Any]:
 
 
 def _of_type(classes: Classes, kind: Any, value: Any, place: str) -> list[Problem]:
-    """What is wrong with a value, by the alternative that it comes nearest to."""
+    """The problem of a value, for the most similar alternative."""
     alternatives = _alternatives(kind)
     named = [each for each in alternatives if isinstance(each, str) and each in classes]
     if named and isinstance(value, Mapping):
@@ -264,7 +265,7 @@ def _of_type(classes: Classes, kind: Any, value: Any, place: str) -> list[Proble
 
 
 def _of_classes(classes: Classes, names: Sequence[str], value: Mapping[str, Any], place: str) -> list[Problem]:
-    """The same for a mapping that is of one of several classes, which a constant in each may tell apart."""
+    """The same for a mapping that may belong to one of several classes, which a constant may distinguish."""
     constants = [{key: kind["enum"][0] for key, kind in classes[name].items() if _constant(kind)} for name in names]
     for key in set.intersection(*map(set, constants)) & value.keys():
         fits = [name for name, own in zip(names, constants, strict=True) if own[key] == value[key]]
@@ -281,7 +282,7 @@ def _constant(kind: Any) -> bool:
 
 
 def _is(kind: Any, value: Any) -> bool:
-    """Whether a value is of a plain type. Texts of numbers and switches are, because pydantic converts them."""
+    """True if a value has a plain type. Text with numbers or booleans is accepted, because pydantic converts it."""
     if isinstance(kind, dict):
         return any(value == each and isinstance(value, bool) is isinstance(each, bool) for each in kind.get("enum", ()))
     if kind in {"integer", "number"} and isinstance(value, str):
@@ -294,7 +295,7 @@ def _is(kind: Any, value: Any) -> bool:
 
 
 def _words(alternatives: Iterable[Any]) -> str:
-    """Types for people."""
+    """Types as displayed."""
     found: list[str] = []
     for each in chain.from_iterable(map(_alternatives, alternatives)):
         if isinstance(each, dict):

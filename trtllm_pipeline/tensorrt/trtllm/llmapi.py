@@ -1,7 +1,8 @@
 """Settings of TensorRT-LLM's LLM API: for the Triton repository of the PyTorch backend, and for `trtllm-serve`.
 
-The repository has the LLM API inside one Python model. The model's code and tensors are those of the installed release (`all_models/llmapi`, from 0.19 on). What it runs is said
-in `1/model.yaml`, which is written here: arguments of the LLM API, and `triton_config`, which the code hands to Triton.
+The repository has the LLM API inside one Python model. The model's code and tensors are those of the installed release
+(`all_models/llmapi`, from 0.19 on). `1/model.yaml`, which is written here, configures it: arguments of the LLM API, and
+`triton_config`, which the code passes to Triton.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from trtllm_pipeline.tensorrt.trtllm.speculation import LOOKAHEAD
 TEMPLATE_SET: Final = "llmapi"
 MODEL: Final = "tensorrt_llm"
 OF_TRITON: Final = "triton_config"
-"""The key of model.yaml that the LLM API does not get."""
+"""The key of model.yaml that is not passed to the LLM API."""
 ADAPTER_INPUT: Final = "lora_path"
 _CACHED_RANK: Final = 64
 """`maxAdapterSize` of the runtime's cache of adapters. Source: PeftCacheConfig."""
@@ -49,12 +50,13 @@ KV_CACHE: Final = {
     "kv_cache_onboard_blocks": "onboard_blocks",
 }
 SERVE_SETTINGS: Final = ("kv_cache_free_gpu_mem_fraction", "enable_kv_cache_reuse")
-"""Repository settings that `trtllm-serve` has for an engine."""
+"""Repository settings that `trtllm-serve` supports for an engine."""
 DRAFT_TARGET_RENAMED: Final = "1.3.0rc6"
-"""First release that has only the new word for a draft model: pull request 11158, on the release page of 1.3.0rc6."""
+"""First release that only has the new name for a draft model: pull request 11158, on the release page of 1.3.0rc6."""
 MTP_LENGTH_RENAMED: Final = "1.3.0rc12"
-"""First release that is known to have `max_draft_len` as the draft length of MTP (pull request 12341, of March 2026). Releases until
-mid-2026 also take `num_nextn_predict_layers`."""
+"""First release known to have `max_draft_len` as the draft length of MTP (pull request 12341, of March 2026). Releases
+until mid-2026 also accept `num_nextn_predict_layers`.
+"""
 WITHOUT_ONBOARDING: Final = "1.3.0rc13"
 """First release known to refuse `onboard_blocks`: pull request 12449, of 16 April 2026."""
 GRAPHS_WITH_ADAPTERS: Final = "1.3"
@@ -86,7 +88,7 @@ def fill(
 ) -> None:
     """Write the repository of the Hugging Face directory `model` into the directory `out`, from `all_models` at `root`.
 
-    `draft` is the directory of the draft model, if there is one, `adapters` those of LoRA adapters.
+    `draft` is the directory of the draft model, if there is one. `adapters` are those of LoRA adapters.
 
     Raises StageError if the release has no such template.
     """
@@ -107,7 +109,7 @@ def fill(
                 hint="settings.serve.frontend: trtllm_serve serves them",
             )
         settings = {**lora(adapters, model, release), **settings}
-    # The code says both again when Triton completes the configuration, which a launch may have turned off.
+    # The code sets both again when Triton completes the configuration, which a launch may have turned off.
     config.max_batch_size = settings[OF_TRITON]["max_batch_size"]
     config.model_transaction_policy.decoupled = settings[OF_TRITON]["decoupled"]
     shutil.copytree(source, out / MODEL, ignore=shutil.ignore_patterns("__pycache__"))
@@ -116,10 +118,10 @@ def fill(
 
 
 def yaml_settings(model: Path, params: WeightsRepository, release: str, draft: Path | None = None) -> dict[str, Any]:
-    """What `model.yaml` says for these parameters.
+    """The content of `model.yaml` for these parameters.
 
-    Triton's max_batch_size is 0: the code takes one prompt a request, and the LLM API batches them itself. Raises StageError for a
-    setting that the release does not have.
+    Triton's max_batch_size is 0: the code accepts one prompt per request, and the LLM API batches them itself. Raises
+    StageError for a setting that the release does not have.
     """
     _check(params, release)
     own = {
@@ -139,7 +141,7 @@ def yaml_settings(model: Path, params: WeightsRepository, release: str, draft: P
 
 
 def speculation(params: WeightsRepository, release: str, draft: Path | None) -> dict[str, Any]:
-    """Arguments of the LLM API for speculative decoding; none without. `draft` is the directory of the model that drafts.
+    """Arguments of the LLM API for speculative decoding. Empty without it. `draft` is the directory of the draft model.
 
     Source: `DecodingBaseConfig` and its subclasses in llm_args.py of releases around 1.0 to 1.3.
     """
@@ -159,7 +161,7 @@ def speculation(params: WeightsRepository, release: str, draft: Path | None) -> 
 
 
 def _length_key(method: str, release: str) -> str:
-    """The argument for tokens drafted at a time."""
+    """The argument for the number of tokens drafted at a time."""
     former = method == "mtp" and not at_least(release, MTP_LENGTH_RENAMED)
     return "num_nextn_predict_layers" if former else "max_draft_len"
 
@@ -175,18 +177,21 @@ def takes_adapters(config: model_config.ModelConfig) -> bool:
 
 
 def adapter_cache(rank: int) -> dict[str, Any]:
-    """Arguments of the LLM API for adapters of a rank with an engine, whose cache has room for `_CACHED_RANK` by default."""
+    """Arguments of the LLM API for adapters of a rank with an engine. By default, its cache has space for
+    `_CACHED_RANK`.
+    """
     if rank <= _CACHED_RANK:
         return {}
     return {"peft_cache_config": {"optimal_adapter_size": rank, "max_adapter_size": rank}}
 
 
 def lora(adapters: Sequence[Path], model: Path, release: str) -> dict[str, Any]:
-    """Arguments of the LLM API for LoRA adapters in directories: largest rank, the layers that they change, and the path of the first.
+    """Arguments of the LLM API for LoRA adapters in directories: maximum rank, the layers that they change, and the
+    path of the first.
 
-    It takes one directory, from which it may take a vocabulary; the others come with their requests. CUDA graphs are off in
-    releases that do not have them with LoRA. Source: `LoraConfig` and `load_torch_hf_lora` of lora_manager.py. Raises
-    StageError for an adapter that is none, or of a model of another size.
+    It accepts one directory, from which it may read a vocabulary; the others are sent with their requests. CUDA graphs
+    are off in releases that do not support them with LoRA. Source: `LoraConfig` and `load_torch_hf_lora` of
+    lora_manager.py. Raises StageError for an invalid adapter, or one for a model of another size.
     """
     ranks, modules = [], []
     for adapter in adapters:
@@ -206,7 +211,8 @@ def lora(adapters: Sequence[Path], model: Path, release: str) -> dict[str, Any]:
 
 
 def _lookahead(params: EngineRepository) -> dict[str, Any]:
-    """Arguments of the LLM API for lookahead decoding of an engine, whose other methods it finds in the engine itself.
+    """Arguments of the LLM API for lookahead decoding with an engine. For other methods, the engine itself has the
+    settings.
 
     Source: LookaheadDecodingConfig of 0.20 and 1.1.
     """
@@ -215,7 +221,7 @@ def _lookahead(params: EngineRepository) -> dict[str, Any]:
 
 
 def decoding_type(method: str, release: str) -> str:
-    """TensorRT-LLM's word for a method."""
+    """TensorRT-LLM's name for a method."""
     if method == "draft":
         return "Draft_Target" if at_least(release, DRAFT_TARGET_RENAMED) else "DraftTarget"
     return _DECODING_TYPES[method]
@@ -226,15 +232,15 @@ def serve_settings(
 ) -> dict[str, Any]:
     """The settings that trtllm-serve reads from a file.
 
-    For weights, all except the limits, which are not options, since releases differ in which wins. For an engine, which records
-    all others, those of the cache, if the release reads a file. Raises StageError for a setting that the release
-    does not have.
+    For weights, all except the limits, which are options, since releases differ in which takes precedence. For an
+    engine, which records all others, those of the cache, if the release reads a file. Raises StageError for a setting
+    that the release does not have.
     """
     entries: dict[str, Any] = {}
     if isinstance(params, WeightsRepository):
         _check(params, release)
         drafts = speculation(params, release, draft)
-        # The server's statistics of iterations have the drafted and the accepted tokens; Triton shows none.
+        # The server's statistics of iterations include drafted and accepted tokens. Triton shows neither.
         result = {"enable_iter_perf_stats": True} if drafts else {}
         entries = _merged({**drafts, **result}, _of_weights(params))
     elif commands.takes_config(release):
@@ -267,7 +273,7 @@ def context_params(params: WeightsRepository) -> WeightsRepository:
 
 
 def without_onboarding(params: bool | None, release: str) -> str | None:
-    """Why the PyTorch backend of a release does not take `kv_cache_onboard_blocks`, or None."""
+    """Why the PyTorch backend of a release does not accept `kv_cache_onboard_blocks`, or None."""
     if params is None or not at_least(release, WITHOUT_ONBOARDING):
         return None
     return f"kv_cache_onboard_blocks: the LLM API has no such argument since {WITHOUT_ONBOARDING}, this is {release}"
@@ -282,8 +288,8 @@ def _check(params: WeightsRepository, release: str) -> None:
 
 
 def of_settings(params: EngineRepository | WeightsRepository) -> dict[str, Any]:
-    """The LLM API's arguments for the settings of a cell that drafts nothing: of an engine those of the cache, which alone it does
-    not say itself.
+    """The LLM API's arguments for the settings of a cell without drafting. For an engine, only those of the cache,
+    which it does not record itself.
     """
     if isinstance(params, WeightsRepository):
         result = _of_weights(params)
@@ -322,7 +328,9 @@ def serve_line(
     installation: TensorRTLLM,
     folder: Path | None = None,
 ) -> list[str]:
-    """The command line of trtllm-serve without its address. `folder` has the settings file; None leaves its name alone."""
+    """The command line of trtllm-serve without its address. `folder` has the settings file. With None, only its name is
+    given.
+    """
     config = None
     weights = isinstance(params, WeightsRepository)
     if (ADAPTER in inputs and weights) or serve_settings(params, installation.release, inputs.get(DRAFT)):
@@ -337,13 +345,15 @@ def serve_line(
 
 
 def _of_weights(params: WeightsRepository) -> dict[str, Any]:
-    """The LLM API's arguments for settings of Hugging Face weights that no option of trtllm-serve has in all releases."""
+    """The LLM API's arguments for settings of Hugging Face weights that no option of trtllm-serve covers in all
+    releases.
+    """
     attention = {"enable_attention_dp": True} if params.enable_attention_dp else {}
     return {**attention, **arguments(params, params.llm_args)}
 
 
 def arguments(params: LlmApi, extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The LLM API's arguments for the settings that have a value, and `extra` over them."""
+    """The LLM API's arguments for the settings that have a value, overridden by `extra`."""
     entries: dict[str, Any] = {
         argument: value for name, argument in ARGUMENTS.items() if (value := getattr(params, name)) is not None
     }
@@ -353,14 +363,14 @@ def arguments(params: LlmApi, extra: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_yaml(settings: Mapping[str, Any]) -> str:
-    """`settings` as YAML, in their order."""
+    """`settings` as YAML, in order."""
     import yaml
 
     return str(yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True))
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`above` over `below`, mappings merged key by key."""
+    """`above` merged into `below`, key by key."""
     both = {
         key: _merged(below[key], value) if isinstance(value, dict) and isinstance(below.get(key), dict) else value
         for key, value in above.items()

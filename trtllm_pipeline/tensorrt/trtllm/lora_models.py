@@ -1,4 +1,6 @@
-"""LoRA adapters in the Triton models around an engine: whether it takes an adapter, and what of config.pbtxt is for it."""
+"""LoRA adapters in the Triton models around an engine: whether it accepts an adapter, and the related parts of
+config.pbtxt.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,15 @@ INPUTS: Final = {
     "lora_weights": ("", [-1, -1]),
     "lora_config": ("TYPE_INT32", [-1, 3]),
 }
-"""Data type and dimensions of what a request says of an adapter; weights are of the engine's type."""
+"""Data type and dimensions of an adapter's inputs in a request. Weights have the engine's type."""
 
 _BYTES: Final = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def check(adapter: Path, engine: Engine, model: Path) -> int:
-    """The rank of an adapter that `engine`, made of the directory `model`, takes. Raises StageError for another.
+    """The rank of an adapter that `engine`, built from the directory `model`, accepts. Raises StageError for another.
 
-    Source: `loraValidateRequestTensors` of loraUtils.cpp, which says it at the first request.
+    Source: `loraValidateRequestTensors` of loraUtils.cpp, which checks it at the first request.
     """
     rank, modules = read_adapter(adapter)
     why = None
@@ -48,15 +50,15 @@ def check(adapter: Path, engine: Engine, model: Path) -> int:
 
 
 def check_all(adapters: Iterable[Path], engine: Engine, model: Path) -> int:
-    """The largest rank of adapters that `engine` takes, see `check`; 0 without any."""
+    """The maximum rank of adapters that `engine` accepts, see `check`. 0 without adapters."""
     return max((check(adapter, engine, model) for adapter in adapters), default=0)
 
 
 def with_cache(params: EngineRepository, rank: int, adapters: Iterable[Path], engine: Engine) -> EngineRepository:
-    """With a cache on the host and on GPUs for `adapters` of a rank, unless the user says otherwise: without a word it is laid
-    out for small ones, and has 1 GiB. Raises StageError where what the user says cannot hold them.
+    """With a cache on the host and on GPUs for `adapters` of a rank, unless the user sets it: by default, it is laid
+    out for small ones, and has 1 GiB. Raises StageError if the user's cache cannot hold them.
 
-    Rows are padded in the cache, so that it takes more than the values themselves (issue 559 of tensorrtllm_backend): twice
+    Rows are padded in the cache, so it needs more than the values themselves (issue 559 of tensorrtllm_backend): twice
     as much here.
     """
     needed = sum(number_of_values(adapter) for adapter in adapters) * _BYTES[engine.dtype or "float16"]
@@ -76,10 +78,11 @@ def with_cache(params: EngineRepository, rank: int, adapters: Iterable[Path], en
 
 
 def change(engine: Engine, name: str, config: model_config.ModelConfig) -> None:
-    """Let a Triton model take adapters in the engine's data type, and the ensemble hand them on: it does from 0.16 on.
+    """Let a Triton model accept adapters in the engine's data type, and let the ensemble pass them on, as it does from
+    0.16 on.
 
-    Templates have FP16. The runtime refuses any type other than the engine's, or, if bytes are misread, continues without
-    the adapter (issue 791 of tensorrtllm_backend).
+    Templates have FP16. The runtime refuses any type other than the engine's, or, if bytes are misread, continues
+    without the adapter (issue 791 of tensorrtllm_backend).
     """
     if name == model_names.ENSEMBLE:
         (step,) = (each for each in config.ensemble_scheduling.step if each.model_name == model_names.ENGINE_MODEL)

@@ -1,7 +1,8 @@
-"""Memory and disk that TensorRT-LLM's stages take: pure functions of a model's numbers, a cell and a machine.
+"""Memory and disk needs of TensorRT-LLM's stages: pure functions of a model's numbers, a cell and a machine.
 
-`memory.py` has the least that a server needs, by which cells are refused; this is what it is expected to take. Figures that
-the formulas were compared with are in `tests/data/tensorrt_llm/memory.json`; `docs/project/estimates.md` has both in a table.
+`model_shape.py` has the minimum for a server, which decides whether cells are refused. This module has the expected
+needs. Figures for comparison are in `tests/data/tensorrt_llm/memory.json`; `docs/project/estimates.md` has both in a
+table.
 """
 
 from __future__ import annotations
@@ -35,30 +36,38 @@ from trtllm_pipeline.tensorrt.trtllm.releases import at_least
 
 GIB: Final = 1 << 30
 CONTEXT: Final = 590 << 20
-"""CUDA context and kernels, of a large GPU: what nvidia-smi shows of a process without arrays (TensorRT-LLM, issue 3058)."""
+"""CUDA context and kernels of a large GPU: the memory that nvidia-smi shows for a process without arrays (TensorRT-LLM,
+issue 3058).
+"""
 _CONTEXT_SHARE: Final = 20
 """Small GPUs have a smaller one: at most a twentieth of the memory."""
 _FRAGMENTS: Final = 0.3
 """Memory that allocators hold in addition to activations and buffers, as a share of those. For torch, measured on an H200 (`model_optimizer.memory`); of engines
 between 0.15 and 0.4, by logs of 0.12 and 0.15."""
 _COLLECTIVES: Final = 392 << 20
-"""Of NCCL, on each of four GPUs or more; 342 MiB on two. Source: nccl_mem of NVIDIA's aiconfigurator (systems/h800_sxm.yaml)."""
+"""Memory of NCCL on each of four GPUs or more; 342 MiB on two. Source: nccl_mem of NVIDIA's aiconfigurator
+(systems/h800_sxm.yaml).
+"""
 _ACTIVATIONS_ERROR: Final = 0.35
-"""How much more activations may take than `activation_bytes`: a third more, in the worst of public logs (docs/project/estimates.md)."""
+"""Relative error of `activation_bytes`: activations needed a third more in the worst public log
+(docs/project/estimates.md).
+"""
 _VISUAL_ERROR: Final = 0.85
-"""The same of visual engines, of which no log was found."""
+"""The same for visual engines, for which no log was found."""
 _WEIGHT_ONLY: Final = frozenset({"int8_wo", "int4_wo", "int4_awq", "w4a8_awq"})
-"""Precisions whose matrix products are a plugin's, which TensorRT fuses with nothing."""
+"""Precisions whose matrix products are computed by a plugin, with which TensorRT fuses nothing."""
 _GEMM_WORKSPACE: Final = 32 << 20
 """Workspace of cuBLAS. It shares its memory with the logits."""
 _LOGITS: Final = {True: 28.7, False: 12.0}
-"""Bytes for each request and entry of the vocabulary. Engines (true): 9.2 of runtime buffers and 19.5 of the decoder, by logs
-of 0.12 to 0.15; PyTorch: three float32 arrays, an assumption."""
+"""Bytes per request and vocabulary entry. Engines (true): 9.2 for runtime buffers and 19.5 for the decoder, from logs
+of 0.12 to 0.15; PyTorch: three float32 arrays, an assumption.
+"""
 _STREAMED: Final = "0.17"
-"""First release that reads an engine piece by piece; before, the host holds all of it once."""
+"""First release that reads an engine piece by piece. Before, the host holds all of it once."""
 _SHARED_ROWS: Final = "0.12"
-"""First release whose mixtures keep what comes before and after a product in one place: with LoRA for mixtures, whose arguments the
-source that does it has."""
+"""First release whose mixtures keep the inputs and outputs of a product in one place: with LoRA for mixtures, whose
+arguments are in the source that does it.
+"""
 ADAPTER_CACHE: Final = GIB
 """Default of lora_cache_host_memory_bytes. Source: README of the backend for Triton."""
 _BUILDER: Final = 5 * GIB
@@ -68,18 +77,18 @@ _RUNTIME: Final = 3 * GIB
 _TRITON: Final = 2 * GIB
 """Host memory of Triton and its Python models, with transformers: an assumption."""
 _TRITON_SHARED: Final = 64 << 20
-"""Of /dev/shm, for Triton's Python models: an assumption."""
+"""Memory in /dev/shm for Triton's Python models: an assumption."""
 _COLLECTIVES_SHARED: Final = 64 << 20
-"""Of /dev/shm, for each rank of several: an assumption."""
+"""Memory in /dev/shm for each of several ranks: an assumption."""
 
 
 def weights_of(cell: Cell) -> str:
-    """The precision of a cell's weights: by their files, if they are used as they are."""
+    """The precision of a cell's weights. If they are used as they are, according to their files."""
     return computed(cell.precision, cell.recipe)
 
 
 def context_bytes(machine: Machine) -> int:
-    """What CUDA takes on each GPU before anything of ours, in bytes."""
+    """CUDA's own memory on each GPU, in bytes."""
     smallest = min((gpu.memory_bytes for gpu in machine.gpus), default=80 * GIB)
     return min(CONTEXT, smallest // _CONTEXT_SHARE)
 
@@ -87,8 +96,8 @@ def context_bytes(machine: Machine) -> int:
 def engine_bytes(shape: Shape, precision_: str, tp: int, pp: int) -> int:
     """The largest rank's engine, in bytes: `layers * bits / 8 / (tp * pp)`, and 16 bits for embedding and head.
 
-    The head is a separate array, even if a model ties it to the embedding. Each rank has a whole embedding and its
-    part of the head; of several pipeline stages, the first has the one, the last the other.
+    The head is a separate array, even if a model ties it to the embedding. Each rank has a whole embedding and its part
+    of the head. With several pipeline stages, the first has the embedding, the last the head.
     """
     bits = weight_bits(precision_)
     table = shape.vocab_size * shape.hidden_size * max(bits, 16.0) / 8
@@ -97,11 +106,11 @@ def engine_bytes(shape: Shape, precision_: str, tp: int, pp: int) -> int:
 
 
 def rank_bytes(shape: Shape, precision_: str, tp: int, pp: int, dp: int = 1) -> int:
-    """Weights of the PyTorch backend on the fullest GPU, in bytes: its layers, and of embedding and head, which are 16-bit, its
-    part; of several pipeline stages, the first has the one, the last the other.
+    """Weights of the PyTorch backend on the fullest GPU, in bytes: its layers, and its part of embedding and head,
+    which are 16-bit. With several pipeline stages, the first has the embedding, the last the head.
 
-    A mixture's experts are split or dealt, which is as much for each. More GPUs than KV heads hold copies of their weights, and
-    each of the `dp` groups of data parallel attention holds a copy of attention.
+    A mixture's experts are split or distributed, which gives the same size. More GPUs than KV heads hold copies of
+    their weights, and each of the `dp` groups of data parallel attention holds a copy of attention.
     """
     bits = weight_bits(precision_)
     share = -(-shape.num_hidden_layers // pp) / shape.num_hidden_layers
@@ -118,17 +127,17 @@ def rank_bytes(shape: Shape, precision_: str, tp: int, pp: int, dp: int = 1) -> 
 def activation_bytes(shape: Shape, tokens: int, tp: int, ep: int = 1, *, shares: bool = True) -> int:
     """Activations of a forward pass of `tokens` tokens on one GPU, in bytes: `tokens * 2 * (4 * i / tp + 7 * h)`.
 
-    Four tensors of the MLP's width, two of one that has no gate, and seven of the hidden size are alive at once, in 16 bits. In a
-    mixture, the kernels put the rows of each expert together: `e` rows of the hidden size before it and after, and three of its
-    width, of which a GPU may get all if it holds whole experts. If the release `shares` memory, what goes into the first
-    product has the place of the activation, and the first product that of the second. Source: `getWorkspaceBufferSizes` in
-    moe_kernels.cu.
+    Four tensors of the MLP's width, or two without a gate, and seven of the hidden size are alive at once, in 16 bits.
+    In a mixture, the kernels group the rows by expert: `e` rows of the hidden size before and after it, and three of
+    its width, all of which may be on one GPU if it holds whole experts. If the release `shares` memory, the input of
+    the first product uses the memory of the activation, and the first product that of the second. Source:
+    `getWorkspaceBufferSizes` in moe_kernels.cu.
     """
     return 2 * tokens * (_mlp_width(shape, tp, ep, shares=shares) + 7 * shape.hidden_size)
 
 
 def _mlp_width(shape: Shape, tp: int, ep: int, *, shares: bool) -> int:
-    """Elements of a token that are alive within an MLP, on one GPU."""
+    """Elements per token that are alive within an MLP, on one GPU."""
     dense = (4 if shape.gated else 2) * shape.intermediate_size / tp
     if shape.num_experts:
         chosen, shared = shape.num_experts_per_tok or 1, shape.n_shared_experts or 0
@@ -142,10 +151,12 @@ def _mlp_width(shape: Shape, tp: int, ep: int, *, shares: bool) -> int:
 def engine_activation_bytes(
     shape: Shape, precision_: str, tokens: int, rows: int, tp: int, ep: int = 1, *, shares: bool = True
 ) -> int:
-    """The same of an engine ("execution context memory" in its log), which has logits of `rows` tokens among them, in 16 bits.
+    """The same for an engine ("execution context memory" in its log), which includes logits for `rows` tokens, in 16
+    bits.
 
-    They share their place with the MLP, `2 * max(tokens * 4 * i / tp, rows * V) + 2 * tokens * 7 * h`. Where only weights are
-    quantized, they share it with the workspace of cuBLAS: `2 * tokens * (2 * i / tp + 2 * h) + max(2 * rows * V, 32 MiB)`.
+    They share memory with the MLP, `2 * max(tokens * 4 * i / tp, rows * V) + 2 * tokens * 7 * h`. If only weights are
+    quantized, they share it with the workspace of cuBLAS: `2 * tokens * (2 * i / tp + 2 * h) + max(2 * rows * V, 32
+    MiB)`.
     """
     logits, hidden = rows * shape.vocab_size, shape.hidden_size
     if precision_ in _WEIGHT_ONLY and not shape.num_experts:
@@ -154,7 +165,7 @@ def engine_activation_bytes(
 
 
 def logits_bytes(batch: int, shape: Shape, *, engines: bool) -> int:
-    """Buffers of the runtime and of what samples, for `batch` requests, in bytes on one GPU."""
+    """Buffers of the runtime and the sampler for `batch` requests, in bytes on one GPU."""
     return int(_LOGITS[engines] * batch * shape.vocab_size)
 
 
@@ -173,19 +184,19 @@ class ServerParts:
     fragments: int
     """Memory that allocators hold unused."""
     state: int
-    """State of layers without a KV cache, of all sequences at a time."""
+    """State of layers without a KV cache, for all concurrent sequences."""
     kv_token: int
-    """KV cache of one token, also of what drafts."""
+    """KV cache of one token, including the drafter's."""
 
     @property
     def fixed(self) -> int:
-        """All but the KV cache."""
+        """Everything except the KV cache."""
         own = self.weights + self.activations + self.visual + self.logits + self.state
         return own + self.collectives + self.context + self.fragments
 
     @property
     def uncertain(self) -> float:
-        """By which it may be more."""
+        """Amount by which it may be higher."""
         return _ACTIVATIONS_ERROR * self.activations + _VISUAL_ERROR * self.visual
 
 
@@ -226,19 +237,19 @@ def served(cell: Cell, machine: Machine) -> ServerParts:
 
 
 def beams(cell: Cell) -> int:
-    """Answers that an engine follows at a time for each request."""
+    """Beams that an engine follows for each request."""
     setting = _number(cell.settings["build"].get("max_beam_width")) if cell.toolchain == ENGINES else None
     return 1 if setting is None else max(1, int(setting))
 
 
 def _kept(cell: Cell) -> float:
-    """The share of its weights that a server keeps on the GPU. If it is less than 1, the host has all of them."""
+    """The share of its weights that a server keeps on the GPU. Below 1, the host has all of them."""
     return kept_weights(cell) if backends.in_triton(cell) else 1.0
 
 
 def visual_bytes(cell: Cell) -> int:
-    """Memory of a visual engine on a GPU other than its weights, in bytes: activations, the pool by which Triton hands features
-    on, and the features of all prompts in flight.
+    """Memory of a visual engine on a GPU other than its weights, in bytes: activations, the pool in which Triton passes
+    features on, and the features of all prompts in flight.
     """
     if not vision.sees(cell):
         return 0
@@ -247,9 +258,9 @@ def visual_bytes(cell: Cell) -> int:
 
 
 def drafting_bytes(cell: Cell) -> tuple[int, int]:
-    """Memory of speculative decoding: the draft weights, over all GPUs, and its KV cache of a token on each.
+    """Memory of speculative decoding: the draft weights, over all GPUs, and its KV cache per token on each.
 
-    Layers of the model's own that draft (mtp) are as large as its others.
+    The model's own draft layers (mtp) are as large as its others.
     """
     drafts = companions.speculation(cell)
     if drafts is not None and drafts["method"] == "mtp":
@@ -262,7 +273,7 @@ def drafting_bytes(cell: Cell) -> tuple[int, int]:
 
 
 def serving(cell: Cell, machine: Machine) -> Needs:
-    """All servers of one cell: of disaggregated ones the sum on the host, and on each GPU what the larger kind takes."""
+    """All servers of one cell. For disaggregated ones, the sum on the host, and the larger kind's memory on each GPU."""
     servers = backends.disaggregated(cell)
     if servers is None:
         return serving_alone(cell, machine)
@@ -277,9 +288,9 @@ def serving(cell: Cell, machine: Machine) -> Needs:
 
 
 def serving_alone(cell: Cell, machine: Machine) -> Needs:
-    """A server of one cell: with the KV cache of as many requests as it takes at a time, or at least of one.
+    """A server of one cell, with the KV cache of its maximum number of concurrent requests, or at least of one.
 
-    The cache is the fraction of what is left, so that much more than it must be left. Beams share their prompt there.
+    The cache is a fraction of the remaining memory, so that much more must remain. Beams share their prompt there.
     """
     parts = served(cell, machine)
     repository = cell.settings["repository"]
@@ -318,13 +329,13 @@ def serving_alone(cell: Cell, machine: Machine) -> Needs:
 
 
 def _adapter_cache(cell: Cell) -> int:
-    """Host memory that each rank sets aside for adapters, in bytes."""
+    """Host memory that each rank reserves for adapters, in bytes."""
     setting = _number(cell.settings["repository"].get("lora_cache_host_memory_bytes"))
     return ADAPTER_CACHE if setting is None else int(setting)
 
 
 def checking(cell: Cell, machine: Machine) -> Needs:
-    """An engine that answers once: a server's, without Triton, and for one request."""
+    """An engine that generates one response: like a server, without Triton, and for one request."""
     served = serving_alone(cell, machine)
     triton, shared = (_TRITON, _TRITON_SHARED) if backends.in_triton(cell) else (0, 0)
     return Needs(
@@ -344,8 +355,8 @@ def build_host_bytes(engine: int) -> int:
 def building(cell: Cell, machine: Machine) -> Needs:
     """trtllm-build. Host: `workers * (5 GiB + 2 * engine)`, GPU: the engine and the context.
 
-    Every rank has a separate worker. Logs of three builds from 0.8 on are within 10% of it (docs/project/estimates.md). No log is known of
-    an engine that streams weights, whose GPU is smaller than they are.
+    Every rank has a separate worker. Logs of three builds from 0.8 on are within 10% of it (docs/project/estimates.md).
+    There is no known log of an engine that streams weights, whose GPU is smaller than they are.
     """
     ranks, engine = cell.tp * cell.pp, engine_bytes(Shape.of(cell.recipe), weights_of(cell), cell.tp, cell.pp)
     return Needs(
@@ -357,10 +368,11 @@ def building(cell: Cell, machine: Machine) -> Needs:
 
 
 def building_visual(cell: Cell, machine: Machine) -> Needs:
-    """The script that builds a visual engine: assumptions, by the way it works.
+    """The script that builds a visual engine: assumptions, based on how it works.
 
-    It loads the whole model, exports what sees as ONNX, which is removed again, and builds from that. Host: `5 GiB + the model +
-    3 * what sees`, in the bits that are loaded. GPU: what sees, in PyTorch and as an engine, and the engine's activations.
+    It loads the whole model, exports the vision encoder as ONNX, which is removed again, and builds from that. Host: `5
+    GiB + the model + 3 * the vision encoder`, in the loaded bits. GPU: the vision encoder, in PyTorch and as an engine,
+    and the engine's activations.
     """
     shape, family = Shape.of(cell.recipe), str(cell.recipe["family"])
     tower, widened = shape.tower_bytes, vision.FAMILIES[family].loaded_bits // 16
@@ -375,7 +387,7 @@ def building_visual(cell: Cell, machine: Machine) -> Needs:
 
 
 def checkpoint_bytes(cell: Cell) -> int:
-    """A checkpoint, in bytes: quantized layers, and embedding and head in 16 bits, for engines a separate head."""
+    """A checkpoint, in bytes: quantized layers, embedding and head in 16 bits, and a separate head for engines."""
     shape = Shape.of(cell.recipe)
     if cell.toolchain == ENGINES:
         return engine_bytes(shape, weights_of(cell), 1, 1)
@@ -387,7 +399,7 @@ def checkpoint_bytes(cell: Cell) -> int:
 def converting(cell: Cell, _machine: Machine) -> Needs:
     """convert_checkpoint.py, with one worker. Host: the 16-bit weights, and one rank's part of the result.
 
-    By the way it works: it loads the model whole and makes one rank after another. No public figure was found.
+    Based on how it works: it loads the whole model and creates one rank after another. No public figure was found.
     """
     shape = Shape.of(cell.recipe)
     rank = weights_bytes(shape, weights_of(cell), cell.tp, cell.pp)
@@ -399,12 +411,12 @@ def converting(cell: Cell, _machine: Machine) -> Needs:
 
 
 def quantizing(cell: Cell, machine: Machine) -> Needs:
-    """The release's quantize.py, or else our own worker, on as many GPUs as hold the 16-bit weights."""
+    """The release's quantize.py, or else our own worker, on enough GPUs for the 16-bit weights."""
     return quantizing_on(cell, machine, max(1, backends.quantizing_takes(cell, machine).gpus))
 
 
 def quantizing_on(cell: Cell, machine: Machine, gpus: int) -> Needs:
-    """The same, on this many GPUs."""
+    """The same, on this number of GPUs."""
     shape = Shape.of(cell.recipe)
     weights, leaves = weights_bytes(shape, "bf16", 1, 1), checkpoint_bytes(cell)
     if backends.quantizes_by_script(cell, machine):
@@ -442,7 +454,8 @@ def quantizing_on(cell: Cell, machine: Machine, gpus: int) -> Needs:
 
 
 def _share(shape: Shape, gpus: int) -> int:
-    """16-bit weights on the fullest of several GPUs, in bytes: whole layers, as evenly as they go, and embedding or head.
+    """16-bit weights on the fullest of several GPUs, in bytes: whole layers, distributed as evenly as possible, and
+    embedding or head.
 
     Source: accelerate's `get_balanced_memory` and `infer_auto_device_map`.
     """
@@ -451,7 +464,7 @@ def _share(shape: Shape, gpus: int) -> int:
 
 
 def calibration_rows(cell: Cell) -> Mapping[str, int]:
-    """Most rows, and the most tokens of one."""
+    """Maximum number of rows, and of tokens in one."""
     calibration = backends.calibration(cell)
     numbers = {"samples": MOST, "max_length": MOST}
     return {name: int(_number(calibration.get(name)) or usual) for name, usual in numbers.items()}

@@ -27,7 +27,7 @@ SERVE_FILE: Final = "serve.json"
 SETTINGS_FILE: Final = "llm_api.yaml"
 """Next to it, the settings of the LLM API that have no option."""
 CONTEXT_SETTINGS_FILE: Final = "context_llm_api.yaml"
-"""The same of disaggregated servers that read prompts."""
+"""The same for disaggregated servers that read prompts."""
 FRONTEND_TRITON: Final = "triton"
 FRONTEND_TRITON_OPENAI: Final = "triton_openai"
 """The OpenAI front end in Triton's images, with Triton in the same process."""
@@ -77,7 +77,7 @@ ServedWeights = Annotated[
     ),
 ]
 InstanceKind = Literal["KIND_AUTO", "KIND_CPU", "KIND_GPU", "KIND_MODEL"]
-"""As Triton calls them in instance_group."""
+"""Triton's names in instance_group."""
 Batch = Annotated[int, Param("requests in flight", ge=1)]
 InputLength = Annotated[int, Param("tokens of a prompt", ge=1)]
 Length = Annotated[int, Param("tokens of prompt and answer together", ge=1)]
@@ -103,7 +103,7 @@ ExpertParallel = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint(Parameters):
-    """Parameters of the stages that make a checkpoint for engines."""
+    """Parameters of the stages that create a checkpoint for engines."""
 
     checkpoint_format: ClassVar[str] = "tensorrt_llm"
     precision: Precision
@@ -131,7 +131,7 @@ class Checkpoint(Parameters):
 
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceCheckpoint(Parameters):
-    """Parameters of the stage that makes a quantized Hugging Face directory: the layout over GPUs is the runtime's business."""
+    """Parameters of the stage that creates a quantized Hugging Face directory. The parallelism is up to the runtime."""
 
     precision: Annotated[str, Param("precision of the weights", choices=PYTORCH_PRECISIONS)]
     kv_cache_precision: Annotated[Literal["none", "fp8", "nvfp4"], Param(_CACHE_HELP)] = "none"
@@ -253,7 +253,7 @@ class WeightsRepository(LlmApi):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineBench(Parameters):
-    """Parameters of the stage that runs trtllm-bench. An engine says its limits and its layout itself."""
+    """Parameters of the stage that runs trtllm-bench. An engine records its limits and its parallelism itself."""
 
     name: Annotated[str, Param("name of the model")]
     concurrency: Annotated[int, Param("requests in flight", ge=1)]

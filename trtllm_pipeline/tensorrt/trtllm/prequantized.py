@@ -1,10 +1,10 @@
-"""Weights that are quantized already (`precision: as_is`): which release reads which form of them, on which GPUs.
+"""Weights that are quantized already (`precision: as_is`): which release reads which form, on which GPUs.
 
-Sources. PyTorch runtime: `_update_from_hf_quant_config` in llm_utils.py and `model_config.py` of 1.0 to 1.3, which end with
-NotImplementedError for any other form or, in later candidates of 1.3, look for weights that AutoAWQ and GPTQ do not store; the
-hardware matrix of the page on quantization; the deployment guide of gpt-oss. That page's matrix of models has GPTQ for Llama and
-Qwen, but pull request 19442, which reads it, was open when it was last read (19 September 2026).
-Engines: `update_quant_config_from_hf` of the scripts that convert Llama and Qwen; release notes 0.16.
+Sources. PyTorch runtime: `_update_from_hf_quant_config` in llm_utils.py and `model_config.py` of 1.0 to 1.3, which end
+with NotImplementedError for any other form or, in later candidates of 1.3, look for weights that AutoAWQ and GPTQ do
+not store; the hardware matrix of the page on quantization; the deployment guide of gpt-oss. That page's matrix of
+models has GPTQ for Llama and Qwen, but pull request 19442, which reads it, was open when it was last read (19 September
+2026). Engines: `update_quant_config_from_hf` of the scripts that convert Llama and Qwen; release notes 0.16.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class WeightsForm:
     """One form of quantized weights."""
 
     pytorch: str | None = None
-    """First release whose PyTorch runtime reads it. None if none does."""
+    """First release whose PyTorch runtime reads it. None if no release does."""
     sms: tuple[tuple[int, int], ...] = ()
-    """First and last compute capability that it works on, if narrower than the precision's."""
+    """First and last compute capability that supports it, if narrower than the precision's."""
     converters: Mapping[str, str] = field(default_factory=dict)
     """Family's script -> first release that converts it."""
     options: Mapping[str, bool] = field(default_factory=dict)
-    """Switches of the script; the others it reads from the model's config.json."""
+    """Switches of the script. It reads the others from the model's config.json."""
     algorithm: str | None = None
     """TensorRT-LLM's `quant_algo` in a converted checkpoint."""
 
@@ -63,7 +63,7 @@ def form_of(cell: Cell) -> str | None:
 
 
 def unreadable(cell: Cell, release: str, sm: int | None) -> str | None:
-    """Why a release does not take the weights of a cell as they are, or None. Unknown forms are not checked."""
+    """Why a release cannot use the weights of a cell as they are, or None. Unknown forms are not checked."""
     name = form_of(cell)
     if name is None:
         return None
@@ -106,7 +106,7 @@ def _instead(name: str, form: WeightsForm | None, release: str, recipe: Mapping[
 
 
 def unconvertible(family: str, name: str, release: str) -> str | None:
-    """Why no script of a release converts weights of the form `name`, or None. The family is one that it converts."""
+    """Why no script of a release converts weights of the form `name`, or None, for a family that it converts."""
     form, script = FORMS.get(name), FAMILIES[family].script if family in FAMILIES else None
     since = None if form is None or script is None else form.converters.get(script)
     if since is None or (script == "llama" and family not in _LLAMA) or (script == "qwen" and family == "qwen"):

@@ -1,7 +1,7 @@
-"""Which options TensorRT-LLM's programs have in a release: the one table, and what is wrong with options of a user.
+"""The options of TensorRT-LLM's programs by release: a single table, and checks of a user's options.
 
-The table is `data/tensorrt_llm/options.json`, which describes its own format. If a program is installed, what
-its `--help` prints decides instead: `parse_help`.
+The table is `data/tensorrt_llm/options.json`, which describes its own format. If a program is installed, the output of
+its `--help` decides instead: `parse_help`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Scalar = bool | int | float | str
 Kind = Literal["switch", "on_off", "int", "float", "str"]
 _ON_OFF: Final = ("enable", "disable")
 _CLICK: Final = frozenset({"trtllm-serve"})
-"""Programs whose options of several values are repeated; argparse's take all of them after one name."""
+"""Programs that repeat an option for several values. argparse's accept all of them after one name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +37,15 @@ class Form:
     default: Scalar | None
     """None if the program has none, or if it depends on others."""
     nargs: str | None
-    """As argparse has it: + several, ? an optional value, a number."""
+    """As in argparse: + several, ? an optional value, a number."""
     repeat: bool
-    """Given once for each of several values."""
+    """True if it is repeated for each of several values."""
     required: bool
     aliases: tuple[str, ...]
     deprecated: str | None
     """Its replacement. None if it has none."""
     least: float | None = None
-    """The smallest number that can be: programs parse any, and fail late, or make what no server loads."""
+    """Minimum value: programs parse any number, and fail late, or create something that no server loads."""
 
     @property
     def takes_value(self) -> bool:
@@ -55,7 +55,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """From this release on there is no such option."""
+    """The option does not exist from this release on."""
 
     since: str
     instead: str
@@ -69,9 +69,9 @@ class Program:
     first: str
     """Its first release."""
     ours: Mapping[str, str]
-    """Options the pipeline sets, and what decides them."""
+    """Options that the pipeline sets, and the settings that determine them."""
     options: Mapping[str, tuple[Form | Gone, ...]]
-    """Every option ever, each with its forms in order of releases."""
+    """All options of any release, each with its forms in order of releases."""
 
     def at(self, name: str, release: str) -> Form | None:
         """The option `name` (`--with-dashes`, no alias) in `release`. None if it does not exist."""
@@ -83,13 +83,13 @@ class Program:
         return form_then
 
     def spelled(self, name: str, release: str) -> Form | None:
-        """The option that is spelled `name` in `release`, by its own name or an alias. None if there is none."""
+        """The option with the spelling `name` in `release`, its own name or an alias. None if there is none."""
         canonical = self.canonical(name)
         form = None if canonical is None else self.at(canonical, release)
         return form if form is not None and name in (canonical, *form.aliases) else None
 
     def canonical(self, name: str) -> str | None:
-        """The table's spelling for `name`, which may be an alias of any release; None for unknown names."""
+        """The table's spelling for `name`, which may be an alias in any release. None for unknown names."""
         if name in self.options:
             return name
         for option, forms in self.options.items():
@@ -139,29 +139,29 @@ def _forms(rows: Iterable[Mapping[str, Any]], named: Mapping[str, list[Scalar]])
 
 
 def known(tool: Tool, release: str) -> Mapping[str, Form]:
-    """Options of `tool` in `release` by their spelling in the table, aliases left out."""
+    """Options of `tool` in `release` by their spelling in the table, without aliases."""
     program = load()[tool]
     return {name: form for name in program.options if (form := program.at(name, release)) is not None}
 
 
 def exists(tool: Tool, release: str, name: str) -> bool:
-    """Whether `tool` has the option `name` (`--with-dashes`) in `release`."""
+    """True if `tool` has the option `name` (`--with-dashes`) in `release`."""
     return load()[tool].at(name, release) is not None
 
 
 def has(tool: Tool, release: str, key: str) -> bool:
-    """Whether `tool` takes a user's option `key` in `release`, however it is spelled."""
+    """True if `tool` accepts a user's option `key` in `release`, in any spelling."""
     return load()[tool].spelled(spelling(key), release) is not None
 
 
 def accepts(tool: Tool, release: str, name: str, value: Scalar) -> bool:
-    """Whether `tool` has the option in `release` and takes `value` for it."""
+    """True if `tool` has the option in `release` and accepts `value` for it."""
     form = load()[tool].at(name, release)
     return form is not None and form.takes_value and (form.choices is None or value in form.choices)
 
 
 def decided(tool: Tool, key: str) -> str | None:
-    """The setting behind an option that the pipeline sets itself, however it is spelled. None for any other."""
+    """The setting behind an option that the pipeline sets itself, in any spelling. None for any other."""
     program, name = load()[tool], spelling(key)
     return program.ours.get(program.canonical(name) or name)
 
@@ -197,7 +197,7 @@ def switched(options: Mapping[str, Json], name: str) -> bool | None:
 
 
 def spelling(key: str) -> str:
-    """`--name` for `name`; what has dashes keeps them."""
+    """`--name` for `name`. Names with dashes stay unchanged."""
     return key if key.startswith("-") else f"--{key}"
 
 
@@ -206,7 +206,7 @@ def spelling(key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """An option as an installed program's `--help` shows it."""
+    """An option in the output of an installed program's `--help`."""
 
     takes_value: bool
     choices: tuple[Scalar, ...] | None
@@ -219,8 +219,8 @@ def check_extra(
 ) -> tuple[str, ...]:
     """The faults of a user's options for `tool`, one sentence each. Empty if they can be passed.
 
-    `installed_help` is what the installed program prints for `--help`; with it, that says which options and values
-    there are, and the table only explains.
+    `installed_help` is the installed program's `--help` output. With it, that output determines the options and values,
+    and the table only explains.
     """
     if not options:
         return ()
@@ -309,8 +309,7 @@ _HELP_TIMEOUT_S: Final = 180.0
 def help_for(machine: Machine, options: Json, *command: str | None) -> str | None:
     """Output of `command --help`. None if there is nothing to check, no program, or no output.
 
-    Runs only if a matrix sets options of the program, and not for an assumed machine: then the recorded table
-    decides.
+    Only runs if a matrix sets options of the program, and not for an assumed machine: then the recorded table decides.
     """
     if not options or machine.assumed or command[0] is None:
         return None
@@ -338,9 +337,9 @@ _BARS = re.compile(r"\[([^\[\]\s|]+(?:\|[^\[\]\s|]+)+)\]")
 
 
 def parse_help(text: str) -> Mapping[str, Installed]:
-    """Options by every spelling that a program's `--help` shows, as argparse or click print it.
+    """Options by every spelling in a program's `--help` output, as printed by argparse or click.
 
-    An option's row is indented by at most eight columns and starts with a dash; two or more spaces part it from its
+    An option's row is indented by at most eight columns and starts with a dash. Two or more spaces separate it from its
     description. Empty for text without such rows.
     """
     entries: dict[str, Installed] = {}

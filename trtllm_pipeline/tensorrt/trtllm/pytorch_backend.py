@@ -1,4 +1,5 @@
-"""The PyTorch backend of TensorRT-LLM, 1.0 and later, the only one after engines were given up: weights are served as they are.
+"""The PyTorch backend of TensorRT-LLM, 1.0 and later, the only one since engines were removed: weights are served as
+they are.
 
 download -> quantize (to a Hugging Face checkpoint, or not at all) -> repository -> launch -> smoke, perf, accuracy
          -> trtllm_bench, if requested
@@ -44,11 +45,11 @@ _UNQUANTIZED: Final = ("fp16", "bf16")
 _SETTINGS: Final = frozenset({*(each.name for each in table(LlmApi)), "llm_args"})
 _SERVED: Final = _SETTINGS - {"decoupled"}
 _READ: Final = {"triton": _SETTINGS, "trtllm_serve": _SERVED, "disaggregated": _SERVED}
-"""Frontend -> the repository settings that something reads."""
+"""Frontend -> the repository settings that have an effect."""
 
 
 def _quantized(cell: Cell) -> bool:
-    """True if we quantize it, the weights or the cache."""
+    """True if we quantize the weights or the cache."""
     return cell.precision != AS_IS and (cell.precision not in _UNQUANTIZED or case.kv_cache(cell) is not None)
 
 
@@ -176,7 +177,7 @@ def _adapter_unasked(cell: Cell, machine: Machine) -> str | None:
     try:
         takes = llmapi.takes_adapters(llmapi.template(Path(templates)))
     except (OSError, model_config.ModelConfigError):
-        return None  # the repository stage says what is wrong with it
+        return None  # the repository stage reports the fault
     if takes:
         return None
     return (
@@ -186,7 +187,7 @@ def _adapter_unasked(cell: Cell, machine: Machine) -> str | None:
 
 
 def _context_infeasible(cell: Cell, machine: Machine) -> str | None:
-    """The reason why the disaggregated servers that read prompts cannot have their layout."""
+    """The reason why the disaggregated servers that read prompts cannot have their parallelism."""
     servers = backends.disaggregated(cell)
     if servers is None or servers["context_parallel"] is None:
         return None
@@ -195,7 +196,7 @@ def _context_infeasible(cell: Cell, machine: Machine) -> str | None:
 
 
 def _unknown_arguments(cell: Cell, release: str, schema: llm_args.Schema) -> str | None:
-    """What a cell's YAML file of a release has that a schema has not, or None."""
+    """The parts of a cell's YAML file that a schema does not have, in words, or None."""
     params, folder = _repository(cell), Path("model")
     if backends.in_triton(cell):
         written = llmapi.yaml_settings(folder, params, release, folder)

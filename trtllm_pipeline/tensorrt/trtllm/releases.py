@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from packaging.version import Version
 
 FIRST: Final = "0.8"
-"""First release with `trtllm-build` and checkpoints as they are today."""
+"""First release with `trtllm-build` and the current checkpoint format."""
 FIRST_PYTORCH: Final = "1.0"
-"""PyTorch became the default backend; before, it was a preview."""
+"""First release with PyTorch as the default backend. Before, it was a preview."""
 FIRST_DISAGGREGATED: Final = "1.1"
 """First release whose settings of disaggregated serving are known: `cache_transceiver_config` of examples/disaggregated."""
 FIRST_SERVE: Final = "0.15"
 """First release with `trtllm-serve`."""
 FIRST_BENCH: Final = "0.20"
-"""First release of which trtllm-bench is known to keep requests in flight and to write a report."""
+"""First release whose trtllm-bench is known to keep requests in flight and to write a report."""
 FIRST_SCHEMA: Final = "1.4"
 """First line of releases known to ship a JSON schema of the LLM API's YAML files."""
 
@@ -30,21 +30,22 @@ _LINES: Final = (*(f"0.{minor}" for minor in range(8, 22)), "1.0", "1.1", "1.2",
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """An architecture family as the example scripts know it."""
+    """An architecture family in the example scripts."""
 
     script: str
     """Directory of its `convert_checkpoint.py`."""
     since: str
     """First release known to convert it from a Hugging Face directory."""
     tensor_parallel: str = FIRST
-    """First release that splits it over GPUs."""
+    """First release that splits its tensors over GPUs."""
     pipeline_parallel: str | None = FIRST
-    """First release that splits its layers over GPUs. None if none does."""
+    """First release with pipeline stages for it. None if there is none."""
     expert_parallel: str | None = None
     """First release that distributes whole experts over GPUs. None if there are none."""
     transformers: str | None = ""
-    """First transformers that has the architecture itself, of a family whose repositories bring code: before, that code
-    is needed. "" if repositories bring none, None if no transformers has it."""
+    """First version of transformers with the architecture, for a family whose repositories contain code: earlier
+    versions need that code. "" if repositories contain none, None if no version has it.
+    """
     former_script: str | None = None
     """That directory before 0.20, if it had another name."""
 
@@ -52,9 +53,10 @@ class Family:
 _LLAMA: Final = Family("llama", "0.8")
 _QWEN: Final = Family("qwen", "0.9")
 
-# By `model_type` of config.json. Releases are those of the support matrices and of the scripts themselves: phi's asserts
-# one pipeline stage and took no sizes from 0.9 to 0.10, gemma's has only a world size, gpt's has stages since 0.10; those of
-# llama and qwen have `--moe_ep_size` since 0.11; GLM-4's asserts one stage. InternLM2 and GLM-4: release notes of 0.11 and 0.12.
+# By `model_type` of config.json. Releases are those of the support matrices and of the scripts themselves: phi's
+# asserts one pipeline stage and took no sizes from 0.9 to 0.10, gemma's has only a world size, gpt's has had stages
+# since 0.10; those of llama and qwen have had `--moe_ep_size` since 0.11; GLM-4's asserts one stage. InternLM2 and
+# GLM-4: release notes of 0.11 and 0.12.
 FAMILIES: Final = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
@@ -77,14 +79,14 @@ FAMILIES: Final = {
 
 
 def brings_code(family: str) -> bool:
-    """True if repositories of a family have code that a transformers may need to load it."""
+    """True if repositories of a family contain code that some versions of transformers need to load it."""
     known = FAMILIES.get(family)
     return known is not None and known.transformers != ""
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRequirements:
-    """What releases need, from `since` on and before `before`, as far as it was read."""
+    """Requirements of releases from `since` on and before `before`, as far as they were read."""
 
     since: str
     before: str
@@ -120,7 +122,7 @@ REQUIREMENTS: Final = (
 
 
 def requirements(release: str) -> ReleaseRequirements | None:
-    """What a release needs. None if it was not read."""
+    """Requirements of a release. None if they were not read."""
     fits = (each for each in REQUIREMENTS if at_least(release, each.since) and parse(release) < parse(each.before))
     return next(fits, None)
 
@@ -132,7 +134,7 @@ def transformers_of(release: str) -> str | None:
 
 
 WITHOUT_WHEEL: Final = ("1.3.0rc16", "1.3.0rc21")
-"""First and last of the releases that PyPI does not have. Read on 28 November 2026."""
+"""First and last of the releases that are not on PyPI. As of 28 November 2026."""
 NEWEST: Final = "1.4.0rc1"
 """The newest release on PyPI on that day. The newest final one is 1.2.1."""
 IMAGE: Final = "nvcr.io/nvidia/tensorrt-llm/release"
@@ -140,7 +142,7 @@ IMAGE: Final = "nvcr.io/nvidia/tensorrt-llm/release"
 
 
 def hard_to_get(release: str) -> str | None:
-    """A warning for a release that pip cannot install, with where it is. None for others, and for those that are unknown."""
+    """A warning for a release that pip cannot install, with its location. None for others, and for unknown ones."""
     version = parse(release)
     if parse(WITHOUT_WHEEL[0]) <= version <= parse(WITHOUT_WHEEL[1]):
         return f"TensorRT-LLM {release} is not on PyPI; {IMAGE}:{release} has it, or build it from source"
@@ -161,8 +163,8 @@ def unknown(release: str) -> str | None:
 
 @lru_cache(maxsize=256)
 def parse(release: str) -> Version:
-    """The release as something that compares. Raises UsageError for what is not a version."""
-    from packaging.version import InvalidVersion, Version  # here: workers without it read FAMILIES
+    """The release as a comparable version. Raises UsageError for an invalid version."""
+    from packaging.version import InvalidVersion, Version  # not at the top: workers without it read FAMILIES
 
     try:
         return Version(release)
@@ -174,7 +176,9 @@ def parse(release: str) -> Version:
 
 @lru_cache(maxsize=4096)
 def at_least(release: str, since: str) -> bool:
-    """Whether `release` is `since` or newer. `0.17` counts every build of that line, nightly ones too; `0.17.0` is exact."""
+    """True if `release` is `since` or newer. `0.17` includes every build of that line, even nightly ones; `0.17.0` is
+    exact.
+    """
     first = f"{since}.dev0" if since.count(".") == 1 else since
     return parse(release) >= parse(first)
 
@@ -184,8 +188,8 @@ HEADS: Final = ("medusa", "eagle")
 
 
 def convert_script(release: str, family: str, heads: str | None = None) -> str:
-    """Path of the `convert_checkpoint.py` of a family, or of the heads that it makes part of it, inside the directory
-    `examples`.
+    """Path of the `convert_checkpoint.py` of a family, or of heads that become part of a checkpoint, inside the
+    directory `examples`.
     """
     if heads is not None:
         return f"{heads}/convert_checkpoint.py"
@@ -200,8 +204,8 @@ QUANTIZE_SCRIPT: Final = "quantization/quantize.py"
 
 
 def visual_script(release: str) -> str:
-    """Path inside the directory `examples` of what builds visual engines: renamed with 0.19, when images became one of several
-    kinds of input.
+    """Path, inside the directory `examples`, of the script that builds visual engines: renamed with 0.19, when images
+    became one of several kinds of input.
     """
     nested = "models/core/" * at_least(release, "0.20")
     return f"{nested}multimodal/build_{'multimodal' if at_least(release, '0.19') else 'visual'}_engine.py"

@@ -1,9 +1,10 @@
-"""What TensorRT-LLM refuses after its options are parsed, by release: the one table, asked while planning.
+"""Conditions that TensorRT-LLM refuses after its options are parsed, by release: a single table, evaluated while
+planning.
 
-A rule is a function from a case to words, or None. The first that finds something is the cell's reason. Most stand for
-a check in a program of TensorRT-LLM that comes late, after a download, a calibration or a build; the others for what a
-release does not have at all. The programs' own words are in `tests/data/tensorrt_llm/refusals.json`, by which the
-stand-ins refuse, so that this table and they can disagree.
+A rule is a function from a case to words, or None. The first rule that returns words is the cell's reason. Most
+represent a check in a TensorRT-LLM program that comes late, after a download, a calibration or a build; the others,
+features that a release lacks. The programs' own words are in `tests/data/tensorrt_llm/refusals.json`, which the
+stand-ins use, so that this table and they can disagree.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ from trtllm_pipeline.tensorrt.trtllm.releases import (
 from trtllm_pipeline.tensorrt.trtllm.speculation import LOOKAHEAD, MODES
 
 Severity = Literal["error", "warning"]
-"""error: a program of TensorRT-LLM fails, or lacks the feature. warning: it continues without the request
-for, so that something else would be measured than the cell says."""
+"""error: a program of TensorRT-LLM fails, or lacks the feature. warning: it continues without the requested feature, so
+the measurement would not match the cell.
+"""
 
 Check = Callable[[Case], str | None]
 _BOTH: Final = (ENGINES, PYTORCH)
@@ -62,13 +64,13 @@ _NOT_ON_BLACKWELL: Final = frozenset({*WEIGHT_ONLY, "int8_sq", "int4_awq", "w4a8
 _NOT_ON_BLACKWELL_PLUGINS: Final = ("gemm_swiglu_plugin", "fp8_rowwise_gemm_plugin", "low_latency_gemm_plugin")
 _ENGINES_ONLY: Final = frozenset({"chatglm", "gemma", "gemma2", "gpt2", "internlm2", "phi", "qwen"})
 _MARLIN: Final = "1.3.0rc20"
-"""First release whose PyTorch backend computes NVFP4 weights on Hopper, by Marlin kernels."""
+"""First release whose PyTorch backend computes NVFP4 weights on Hopper, with Marlin kernels."""
 _MARLIN_ADA: Final = "1.3.0rc29"
-"""First release that is known to have done so on SM 89: a probe on an L40. Upstream's matrix of hardware does not list it."""
+"""First release known to do so on SM 89: a probe on an L40. Upstream's hardware matrix does not list it."""
 _AWQ_ON_BLACKWELL: Final = "1.2.1"
 """First release whose PyTorch backend is known to compute AWQ weights on SM 100."""
 _RUBIN: Final = (107, "1.3.0rc29")
-"""Compute capability of Rubin, and the first release whose matrix of hardware is known to list it."""
+"""Compute capability of Rubin, and the first release whose hardware matrix is known to list it."""
 _GEMMA2_TOKENS: Final = 4096
 _WEIGHT_ONLY_OPTIONS: Final = ("--weight_only_precision", "--use-weight-only-with-precision")
 _LORA_IN_ENGINES: Final = "0.10"
@@ -81,7 +83,7 @@ _NOT_PLANNED: Final = {
     "redrafter": "the PyTorch backend has none, and no engines are made with examples/redrafter here; pipeline stage build "
     "--checkpoint DIR --options speculative_decoding_mode=explicit_draft_tokens makes one of a checkpoint of yours",
 }
-"""Methods that people look for -> why no cell has them."""
+"""Popular methods -> why no cell can use them."""
 WITHOUT_OWN_LAYERS: Final = frozenset(
     {*FAMILIES, "gemma3", "gemma3_text", "gpt_oss", "internvl_chat", "llama4", "llava", "llava_next", "qwen2_5_vl"}
 )
@@ -99,24 +101,24 @@ _EAGLE_TOKENS: Final = 256
 _EAGLE_BATCH: Final = 512
 _BLOCK_SIZE: Final = "awq_block_size"
 _SMALL_BLOCK: Final = 64
-"""The other size of AWQ's groups that kernels have: issue 988."""
+"""The other group size of AWQ that kernels support: issue 988."""
 _GIB: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One thing that cannot work."""
+    """One combination that cannot work."""
 
     id: str
     name: str
     severity: Severity
     toolchains: tuple[str, ...]
     since: str | None
-    """First release with it, None for all from the first on. `0.19` counts every build of that line."""
+    """First release that has it. None: all from the first on. `0.19` includes every build of that line."""
     before: str | None
     """First release without it. None if unknown."""
     what: str
-    """The fault it finds, as a phrase."""
+    """The fault that it finds, as a phrase."""
     source: str
     """The source."""
     hint: str
@@ -129,7 +131,7 @@ class Rule:
 
 
 RULES: Final[list[Rule]] = []
-"""In the order in which they are asked."""
+"""All rules, in evaluation order."""
 
 
 def rule(
@@ -141,8 +143,8 @@ def rule(
     since: str | None = None,
     before: str | None = None,
 ) -> Callable[[Check], Check]:
-    """Define a rule by a function from a case to words. The function's name is the rule's; its docstring says what it
-    finds and, after "Source:", who says so.
+    """Define a rule by a function from a case to words. Its name becomes the rule's name. Its docstring has the fault
+    that it finds and, after "Source:", the source.
     """
 
     def define(check: Check) -> Check:
@@ -160,11 +162,11 @@ _OF_MODEL: Final = frozenset(
         *("TLM207", "TLM208", "TLM305", "TLM601", "TLM605", "TLM606"),
     )
 )
-"""Rules about a model, a precision and a parallelism, for any settings."""
+"""Rules about a model, a precision and a parallelism, regardless of settings."""
 
 
 def takes_model(cell: Cell, machine: Machine) -> bool:
-    """True if the cell's toolchain has its model in its precision and parallelism. The machine has TensorRT-LLM."""
+    """True if the cell's toolchain supports its model in its precision and parallelism. The machine has TensorRT-LLM."""
     assert machine.tensorrt_llm is not None
     case = Case.of(cell, machine, machine.tensorrt_llm, None)
     rules = _rules_of(cell.toolchain, case.release)
@@ -185,7 +187,7 @@ def refusal(cell: Cell, machine: Machine, installed_help: str | None = None) -> 
 
 
 def infeasible(cell: Cell, machine: Machine, installed_help: str | None = None) -> str | None:
-    """Why `cell` can never work on `machine`, and what to do, or None; for both toolchains of TensorRT-LLM."""
+    """Why `cell` can never work on `machine`, and what to do, or None; for both TensorRT-LLM toolchains."""
     if machine.tensorrt_llm is None:
         return "TensorRT-LLM is not installed"
     reason = refusal(cell, machine, installed_help)
@@ -197,7 +199,7 @@ def _rules_of(toolchain: str, release: str) -> tuple[Rule, ...]:
     return tuple(each for each in RULES if toolchain in each.toolchains and each.holds_in(release))
 
 
-# ------------------------------------------------------------------------------------ TLM1: what a release has at all
+# ---------------------------------------------------------------------------------------- TLM1: features of a release
 
 
 @rule(
@@ -211,14 +213,14 @@ def no_builder(case: Case) -> str | None:
     """
     if not at_least(case.release, FIRST):
         return f"TensorRT-LLM {case.release}: engines are built this way since {FIRST}"
-    # The installation decides, not the number of the release.
+    # The installation decides, not the release number.
     return None if case.installed.build else f"TensorRT-LLM {case.release} here has no trtllm-build"
 
 
 @rule("TLM102", "docs/tensorrt-llm.md has the families of both toolchains")
 def no_family(case: Case) -> str | None:
-    """An architecture that no release's converter has; a model with images that Triton's templates do not take in any. Source:
-    support matrices, and the converters themselves; preprocessing of the templates.
+    """An architecture that no release's converter supports, or a model with images that no release's Triton templates
+    support. Source: support matrices, and the converters themselves; preprocessing of the templates.
     """
     if (why := vision.ENGINES_WITHOUT.get(case.family)) is not None:
         other = "" if case.family in vision.PYTORCH_WITHOUT else f"; the toolchain {PYTORCH} takes them"
@@ -236,9 +238,7 @@ def no_pytorch(case: Case) -> str | None:
 
 @rule("TLM104", "take what the recipe has", toolchains=_BOTH)
 def not_in_recipe(case: Case) -> str | None:
-    """A precision or release that the model's recipe leaves out. Source: the recipe, whose comments say from where it
-    knows.
-    """
+    """A precision or release that the model's recipe leaves out. Source: the recipe, whose comments name the sources."""
     cell = case.cell
     listed = cell.recipe.get("precisions")
     works = listed.get(cell.toolchain) if isinstance(listed, dict) else listed
@@ -256,22 +256,23 @@ def not_in_recipe(case: Case) -> str | None:
 
 
 _LATER: Final = {"qwen": " (Qwen 1; Qwen1.5, Qwen2 and Qwen2.5 are family qwen2)"}
-"""Family -> which models it has, where later ones of the same name have another."""
+"""Family -> the models that it includes, if later models of the same name belong to another."""
 
 
 @rule("TLM105")
 def needs_code(case: Case) -> str | None:
-    """A model whose repository brings code that transformers needs to load it, and that `settings.download.trust_remote_code`
-    does not name; the words have its files and the lines to add. Source: the converters, which load with
-    `trust_remote_code=True`; wheels of transformers, for what they have themselves.
+    """A model whose repository contains code that transformers needs to load it, and that
+    `settings.download.trust_remote_code` does not list. The message has its files and the lines to add. Source: the
+    converters, which load with `trust_remote_code=True`; wheels of transformers, for the architectures that they
+    include.
     """
     family, recipe = FAMILIES.get(case.family), case.cell.recipe
-    # Which files there are is known of a model that is pinned.
+    # The existing files are known for a pinned model.
     if family is None or family.transformers == "" or "source" not in recipe:
         return None
     why = f"family {case.family}{_LATER.get(case.family, '')}: no transformers has it"
     if family.transformers is not None:
-        # Where transformers has the architecture itself, the download takes the references to code away.
+        # If transformers has the architecture itself, the download removes the references to code.
         transformers = case.installed.transformers or transformers_of(case.release)
         if transformers is None or parse(transformers) >= parse(family.transformers):
             return None
@@ -286,7 +287,7 @@ HUB_UNREACHED: Final = "its hub, which has the files' SHA-256, cannot be reached
 
 
 def _untrusted(model: str, trusted: Mapping[str, str], code: Json) -> str | None:
-    """Which code of a model is not trusted, and what to do; None where all that is `trusted` is what is there.
+    """The code of a model that is not trusted, and what to do. None if exactly the `trusted` code exists.
 
     `code` has `files` and `page`, see `planning.pins`. None if unknown now: the download decides.
     """
@@ -312,9 +313,9 @@ def _untrusted(model: str, trusted: Mapping[str, str], code: Json) -> str | None
     toolchains=_BOTH,
 )
 def as_is(case: Case) -> str | None:
-    """Weights that are quantized already (`as_is`), in a form that the release does not read, or not on this GPU; or with
-    a cache of another precision than theirs. Source: the scripts for Llama and Qwen; `_update_from_hf_quant_config` in
-    llm_utils.py.
+    """Weights that are already quantized (`as_is`), in a form that the release does not read, or not on this GPU, or
+    with a cache of another precision than theirs. Source: the scripts for Llama and Qwen;
+    `_update_from_hf_quant_config` in llm_utils.py.
     """
     setting = case.cell.settings["quantize"]["kv_cache_precision"]
     if case.cell.precision == AS_IS and setting is not None:
@@ -324,7 +325,9 @@ def as_is(case: Case) -> str | None:
 
 @rule("TLM107", "`pipeline models list` shows other models that take images", toolchains=(PYTORCH,))
 def no_vision(case: Case) -> str | None:
-    """A model with images that the PyTorch backend does not have. Source: its lists of models, 0.19 to candidates of 1.3."""
+    """A model with images that the PyTorch backend does not support. Source: its lists of models, 0.19 to candidates of
+    1.3.
+    """
     if case.family not in vision.PYTORCH_WITHOUT:
         return None
     return f"family {case.family}: no release's list of models of the PyTorch backend has it"
@@ -332,8 +335,8 @@ def no_vision(case: Case) -> str | None:
 
 @rule("TLM108", f"the toolchain {ENGINES} converts it", toolchains=(PYTORCH,), before="1.3")
 def engines_only(case: Case) -> str | None:
-    """A family of the engines' converters that the PyTorch runtime lacks, before 1.3. Source: its list of supported models, of
-    1.0.0 and later. For families without a converter, recipes have it.
+    """A family of the engines' converters that the PyTorch runtime lacks, before 1.3. Source: its list of supported
+    models, of 1.0.0 and later. For families without a converter, recipes have this information.
     """
     if case.family not in _ENGINES_ONLY:
         return None
@@ -342,7 +345,9 @@ def engines_only(case: Case) -> str | None:
 
 @rule("TLM109", "take a release or a layout of the table of families")
 def family_layout(case: Case) -> str | None:
-    """A release before the first that converts an architecture, or that splits it over GPUs like that. Source: as for TLM102."""
+    """A release before the first that converts an architecture, or that supports its parallelism. Source: as for
+    TLM102.
+    """
     cell, release, family = case.cell, case.release, FAMILIES[case.family]
     if not at_least(release, family.since):
         since = ".".join(family.since.split(".")[:2])
@@ -365,7 +370,7 @@ def family_layout(case: Case) -> str | None:
 
 @rule("TLM201", "take one of those, or another release")
 def no_precision(case: Case) -> str | None:
-    """A precision that no script of the release makes. Source: the choices of `--qformat` and of the converters."""
+    """A precision that no script of the release creates. Source: the choices of `--qformat` and of the converters."""
     precision, release = case.precision, case.release
     if case.route == "quantize" and precision not in PLAIN:
         made = program_options.known("quantize.py", release)["--qformat"].choices or ()
@@ -420,7 +425,7 @@ def integers_on_blackwell(case: Case) -> str | None:
 
 @rule("TLM206", "the toolchain tensorrt_llm has more", toolchains=(PYTORCH,))
 def not_in_pytorch(case: Case) -> str | None:
-    """A precision or cache that the PyTorch runtime has no form of. Source: its page on quantization."""
+    """A precision or cache that the PyTorch runtime does not support. Source: its page on quantization."""
     if case.cell.precision not in (*PYTORCH_PRECISIONS, AS_IS):
         return f"precision {case.precision}: the PyTorch backend has {', '.join(PYTORCH_PRECISIONS)}"
     if case.kv == "int8":
@@ -430,9 +435,10 @@ def not_in_pytorch(case: Case) -> str | None:
 
 @rule("TLM207", "fp8 and nvfp4 work there", toolchains=(PYTORCH,))
 def awq_on_blackwell(case: Case) -> str | None:
-    """AWQ weights in the PyTorch runtime on SM 100 and newer before 1.2.1, on SM 107 before 1.3.0rc29, and on SM 110 and newer. Source:
-    the hardware matrix of its page on quantization: that of 1.0 has AWQ for Ampere (int4_awq), Ada and Hopper, that of 1.2.1 for
-    SM 100 and 103 too, that of 1.3.0rc29 also for SM 107, but not for SM 120. Between them none was read.
+    """AWQ weights in the PyTorch runtime on SM 100 and newer before 1.2.1, on SM 107 before 1.3.0rc29, and on SM 110
+    and newer. Source: the hardware matrix of its page on quantization: that of 1.0 has AWQ for Ampere (int4_awq), Ada
+    and Hopper, that of 1.2.1 for SM 100 and 103 too, that of 1.3.0rc29 also for SM 107, but not for SM 120. The
+    releases in between were not read.
     """
     rubin, listed = _RUBIN
     below = 100 if not at_least(case.release, _AWQ_ON_BLACKWELL) else 110 if at_least(case.release, listed) else rubin
@@ -443,8 +449,9 @@ def awq_on_blackwell(case: Case) -> str | None:
 
 @rule("TLM208", "take another precision or GPU", toolchains=_BOTH)
 def gpu_precision(case: Case) -> str | None:
-    """A precision that the GPU cannot compute; with PyTorch, Marlin computes NVFP4 on Hopper from 1.3.0rc20 on, and on SM 89, with
-    a warning, from 1.3.0rc29 on. Source: support matrices; pull request 13476 for 1.3.0rc20; a probe on an L40 for 1.3.0rc29.
+    """A precision that the GPU cannot compute; with PyTorch, Marlin computes NVFP4 on Hopper from 1.3.0rc20 on, and on
+    SM 89, with a warning, from 1.3.0rc29 on. Source: support matrices; pull request 13476 for 1.3.0rc20; a probe on an
+    L40 for 1.3.0rc29.
     """
     sm, precision = case.sm, case.precision
     if sm is None:
@@ -460,7 +467,9 @@ def gpu_precision(case: Case) -> str | None:
 
 
 def unlisted_gpu(machine: Machine) -> str | None:
-    """A warning for Rubin before the release whose matrix of hardware lists it, or None. Of releases in between none was read."""
+    """A warning for Rubin before the release whose hardware matrix lists it, or None. The releases in between were not
+    read.
+    """
     rubin, listed = _RUBIN
     if machine.sm != rubin or machine.tensorrt_llm is None or at_least(machine.tensorrt_llm.release, listed):
         return None
@@ -470,7 +479,7 @@ def unlisted_gpu(machine: Machine) -> str | None:
 
 
 def by_marlin(cell: Cell, machine: Machine) -> str | None:
-    """A warning for NVFP4 weights on SM 89, or None. Source: as of `gpu_precision`; of mixtures the same probe."""
+    """A warning for NVFP4 weights on SM 89, or None. Source: as for `gpu_precision`; for mixtures, the same probe."""
     if machine.sm != 89 or computed(cell.precision, cell.recipe) != "nvfp4":
         return None
     mixture = "; a mixture needs settings.repository.llm_args.moe_config.backend: MARLIN" * bool(
@@ -481,8 +490,8 @@ def by_marlin(cell: Cell, machine: Machine) -> str | None:
 
 @rule("TLM209", "leave the cache's precision out, or name the model's", toolchains=_BOTH)
 def cache_type(case: Case) -> str | None:
-    """An unquantized cache of another data type than the model's. Source: the builder makes the cache of the data type of
-    attention.
+    """An unquantized cache of another data type than the model's. Source: the builder creates the cache with the data
+    type of attention.
     """
     setting, dtype = (
         case.cell.settings["quantize"]["kv_cache_precision"],
@@ -498,8 +507,8 @@ def cache_type(case: Case) -> str | None:
 
 @rule("TLM301")
 def script_options(case: Case) -> str | None:
-    """Options of a script that does not make the cell's checkpoint, or that the release does not have. Source: the table
-    of options.
+    """Options of a script that does not create the cell's checkpoint, or that the release does not have. Source: the
+    table of options.
     """
     extra = case.cell.settings["quantize"].get("options")
     if not isinstance(extra, dict) or not extra:
@@ -529,8 +538,9 @@ def script_options(case: Case) -> str | None:
     "is looked for",
 )
 def not_by_model_optimizer(case: Case) -> str | None:
-    """Checkpoints that Model Optimizer has to make and cannot: if the example scripts are missing, and calibrated ones
-    at 0.10. Source: `get_calib_dataloader` of 0.10.0, which knows pileval and CNN/DailyMail and no directory.
+    """Checkpoints that only Model Optimizer could create, but cannot: if the example scripts are missing, and
+    calibrated ones with 0.10. Source: `get_calib_dataloader` of 0.10.0, which supports pileval and CNN/DailyMail but no
+    directory.
     """
     why = _without_scripts(case)
     if why is None:
@@ -547,7 +557,9 @@ def not_by_model_optimizer(case: Case) -> str | None:
 
 
 def _without_scripts(case: Case) -> str | None:
-    """The reason why Model Optimizer makes a checkpoint for engines and no script of the release. None if a script does."""
+    """The reason why Model Optimizer, and not a script of the release, creates a checkpoint for engines. None if a
+    script does.
+    """
     if case.installed.examples is None:
         return "the example scripts of TensorRT-LLM are missing"
     if case.route == "quantize" and not commands.has_calibration_option(case.release):
@@ -561,7 +573,7 @@ def _without_scripts(case: Case) -> str | None:
     before="0.15",
 )
 def gemma2_as_gemma(case: Case) -> str | None:
-    """quantize.py on Gemma 2 before 0.15, which takes it for Gemma 1. Source: MODEL_NAME_PATTERN_MAP of
+    """quantize.py on Gemma 2 before 0.15, which treats it as Gemma 1. Source: MODEL_NAME_PATTERN_MAP of
     quantize_by_modelopt.py; issue 2327.
     """
     # The checkpoint it writes has no soft caps and no second norms.
@@ -577,7 +589,7 @@ def gemma2_as_gemma(case: Case) -> str | None:
     before="0.10",
 )
 def calibration_data(case: Case) -> str | None:
-    """Calibration data of your own before 0.10, whose quantize.py fetches CNN/DailyMail and takes no other. Source: the
+    """Custom calibration data before 0.10, whose quantize.py fetches CNN/DailyMail and accepts no other. Source: the
     options of quantize.py.
     """
     if case.installed.examples is None or case.route != "quantize" or not backends.has_own_calibration_data(case.cell):
@@ -587,8 +599,8 @@ def calibration_data(case: Case) -> str | None:
 
 @rule("TLM305", "fp8 and nvfp4 work, and as_is of a model that its owner quantized", toolchains=(PYTORCH,))
 def awq_of_experts(case: Case) -> str | None:
-    """AWQ of a mixture of experts. Source: `get_experts_list` of Model Optimizer 0.47, run on tiny models of Mixtral and of
-    Qwen's mixtures.
+    """AWQ of a mixture of experts. Source: `get_experts_list` of Model Optimizer 0.47, run on tiny models of Mixtral
+    and of Qwen's mixtures.
     """
     if case.cell.precision not in {"int4_awq", "w4a8_awq"} or not case.shape.num_experts:
         return None
@@ -600,8 +612,8 @@ def awq_of_experts(case: Case) -> str | None:
 
 @rule("TLM401")
 def build_options(case: Case) -> str | None:
-    """Options that `trtllm-build` of the release, or the one that is installed, does not take. Source: the table of
-    options; `trtllm-build --help`.
+    """Options that `trtllm-build` of the release, or the installed one, does not accept. Source: the table of options;
+    `trtllm-build --help`.
     """
     problems = program_options.check_extra("trtllm-build", case.release, case.build, case.installed_help)
     return "; ".join(f"settings.build.{problem}" for problem in problems) or None
@@ -630,13 +642,13 @@ def streaming_with_paged(case: Case) -> str | None:
 
 @rule("TLM404", "leave it out: it is on if possible")
 def fp8_attention(case: Case) -> str | None:
-    """`use_fp8_context_fmha` without FP8 activations and an FP8 cache, or on a GPU that the release has no kernels for.
-    Source: `build` in builder.py; the attention operator's own checks.
+    """`use_fp8_context_fmha` without FP8 activations and an FP8 cache, or on a GPU for which the release has no
+    kernels. Source: `build` in builder.py; the attention operator's own checks.
     """
     if not case.switch("use_fp8_context_fmha"):
         return None
     release, precision = case.release, case.precision
-    # Before 0.12 it is Hopper's alone.
+    # Before 0.12, only Hopper supports it.
     early = not at_least(release, "0.12") and case.sm == 90 and precision != "nvfp4"
     if precision in FP8_INPUTS and case.kv == "fp8" and (early or commands.has_fp8_context_fmha(release, case.sm)):
         return None
@@ -663,7 +675,7 @@ def paged_fp8_refused(case: Case) -> str | None:
     """`use_paged_context_fmha` with an FP8 KV cache and weights that are not fp8, before 0.19. Source: `build` in
     builder.py of 0.11 and the attention operators of 0.12 to 0.17.
     """
-    # An FP8 cache alone is not the FP8 workflow; nor is w4a8_awq, for which TLM407 stands.
+    # An FP8 cache alone is not the FP8 workflow. Neither is w4a8_awq, which TLM407 covers.
     if not case.attention.paged or case.kv != "fp8" or case.precision in FP8_INPUTS:
         return None
     return (
@@ -674,8 +686,8 @@ def paged_fp8_refused(case: Case) -> str | None:
 
 @rule("TLM407", "leave it out, or take the model's own cache", before=W4A8_PAGED)
 def paged_w4a8(case: Case) -> str | None:
-    """`use_paged_context_fmha` with an FP8 KV cache and w4a8_awq before 1.2.0, the first release known to take it. Source:
-    the attention operators of 0.12 to 0.17; `build` in builder.py of 1.2.0. 0.17.0 to 1.1 were not read.
+    """`use_paged_context_fmha` with an FP8 KV cache and w4a8_awq before 1.2.0, the first release known to support it.
+    Source: the attention operators of 0.12 to 0.17; `build` in builder.py of 1.2.0. 0.17.0 to 1.1 were not read.
     """
     # Its quantization mode has no FP8_QDQ.
     if not case.attention.paged or case.kv != "fp8" or case.precision != "w4a8_awq":
@@ -752,7 +764,7 @@ def plugins_on_blackwell(case: Case) -> str | None:
     return None
 
 
-# -------------------------------------------------------------------------------------------------- TLM5: what serves
+# --------------------------------------------------------------------------------------------------- TLM5: the server
 
 
 @rule("TLM501", "settings.build.max_beam_width builds an engine with more")
@@ -764,7 +776,7 @@ def beam_width(case: Case) -> str | None:
 @rule("TLM502", "the axis max_batch_size is the engine's and the server's")
 def batch_size(case: Case) -> str | None:
     """A server's batch above the engine's. Source: the runtime's check when it loads an engine."""
-    # Only options of trtllm-serve can say so; the linter looks at repositories.
+    # Only options of trtllm-serve can set it. The linter checks repositories.
     return _above(case, "max_batch_size", case.cell.max_batch_size)
 
 
@@ -831,8 +843,8 @@ def lookahead_sizes(case: Case) -> str | None:
 
 @rule("TLM509", "name one for each rank, or remove it")
 def device_ids(case: Case) -> str | None:
-    """`gpu_device_ids` or `participant_ids` that are not as many as the engine has ranks. Source: the runtime's check when
-    it loads an engine.
+    """`gpu_device_ids` or `participant_ids` whose number differs from the engine's ranks. Source: the runtime's check
+    when it loads an engine.
     """
     ranks = case.cell.tp * case.cell.pp
     for name in ("gpu_device_ids", "participant_ids"):
@@ -864,15 +876,16 @@ def engine_settings(case: Case) -> str | None:
     toolchains=_BOTH,
 )
 def image_prompts(case: Case) -> str | None:
-    """Images in `settings.perf.images`, or in rows of perf or accuracy, with engines of a family without a visual engine, with
-    Triton's LLM API model, or with a model that takes text alone. Source: image_url of the chat of `trtllm-serve`; its list of models with
-    images; inputs of the template `llmapi`, issue 8945 of Triton's server for 1.2.1.
+    """Images in `settings.perf.images`, or in rows of perf or accuracy, with engines of a family without a visual
+    engine, with Triton's LLM API model, or with a model that only accepts text. Source: image_url of the chat of
+    `trtllm-serve`; its list of models with images; inputs of the template `llmapi`, issue 8945 of Triton's server for
+    1.2.1.
     """
     images = image_setting(case.cell)
     if images is None:
         return None
     if vision.sees(case.cell):
-        return None  # TLM512 looks at them
+        return None  # TLM512 checks them
     if case.cell.toolchain == ENGINES:
         return f"{images}: no visual engine of family {case.family} is built here"
     if case.in_triton:
@@ -884,9 +897,9 @@ def image_prompts(case: Case) -> str | None:
 
 @rule("TLM512", "docs/models.md has what engines of models with images take")
 def visual_engine(case: Case) -> str | None:
-    """A model with images on engines, if the release's templates do not take them, or not with these settings. Source:
-    `preprocessing` and `multimodal_encoders` of the templates; issues 2714 and 7247 (trtllm-serve), 8207 of Triton's server
-    (its OpenAI front end).
+    """A model with images on engines, if the release's templates do not support them, or not with these settings.
+    Source: `preprocessing` and `multimodal_encoders` of the templates; issues 2714 and 7247 (trtllm-serve), 8207 of
+    Triton's server (its OpenAI front end).
     """
     encoder, cell, family = vision.FAMILIES.get(case.family), case.cell, case.family
     if encoder is None:
@@ -934,8 +947,8 @@ def _wrong_image(case: Case, family_images: vision.Vision) -> str | None:
 
 @rule("TLM513", "take smaller images, fewer, or longer lengths", toolchains=(PYTORCH,))
 def image_tokens(case: Case) -> str | None:
-    """Images of `settings.perf.images` that take all tokens of a prompt, or more, of families of which it is known: qwen2_vl,
-    qwen2_5_vl and gemma3. Source: the models' processors.
+    """Images of `settings.perf.images` that leave no tokens for the prompt, for families whose token counts are known:
+    qwen2_vl, qwen2_5_vl and gemma3. Source: the models' processors.
     """
     setting = case.cell.settings["perf"]["images"]
     if not setting:
@@ -946,7 +959,7 @@ def image_tokens(case: Case) -> str | None:
 def _large_image(
     case: Case, images_wanted: ImagesAsked, name: str, tokens_of: Callable[[str, int, int], int | None]
 ) -> str | None:
-    """Words for images that leave no token of a prompt to a question, or that the model does not take."""
+    """Words for images that leave no token for a question, or that the model does not accept."""
     images = "an image" if images_wanted.count == 1 else f"{images_wanted.count} images"
     try:
         each = tokens_of(case.family, images_wanted.width, images_wanted.height)
@@ -962,7 +975,9 @@ def _large_image(
 
 @rule("TLM514", llmapi.ONBOARDING_HINT, toolchains=(PYTORCH,), since=llmapi.WITHOUT_ONBOARDING)
 def onboarding(case: Case) -> str | None:
-    """`kv_cache_onboard_blocks`, whose argument of the LLM API is gone. Source: pull request 12449; the schema of 1.4.0rc0."""
+    """`kv_cache_onboard_blocks`, an argument that was removed from the LLM API. Source: pull request 12449; the schema
+    of 1.4.0rc0.
+    """
     why = llmapi.without_onboarding(case.repository("kv_cache_onboard_blocks"), case.release)
     return None if why is None else f"settings.repository.{why}"
 
@@ -972,8 +987,8 @@ def onboarding(case: Case) -> str | None:
 
 @rule("TLM601", "take another tp and pp", toolchains=_BOTH)
 def layout(case: Case) -> str | None:
-    """More ranks than GPUs, heads that tp does not divide, or, of engines, layers that pp does not. Source: the models' own
-    assertions; `Mapping.pp_layers`, by which the PyTorch backend gives the first stages one layer more.
+    """More ranks than GPUs, heads that tp does not divide, or, for engines, layers that pp does not divide. Source: the
+    models' own assertions; `Mapping.pp_layers`, by which the PyTorch backend gives the first stages one layer more.
     """
     shape, tp, pp, gpus = case.shape, case.cell.tp, case.cell.pp, len(case.machine.gpus)
     if (needed := backends.served_gpus(case.cell)) > gpus:
@@ -1002,10 +1017,10 @@ def lengths(case: Case) -> str | None:
 
 @rule("TLM603", "shorter lengths")
 def gemma2_lengths(case: Case) -> str | None:
-    """Engines of Gemma 2 for more than 4096 tokens, the window of every other layer. Source: README of examples/gemma in
-    0.17; no later release is known to lift it.
+    """Engines of Gemma 2 for more than 4096 tokens, the window of every other layer. Source: README of examples/gemma
+    in 0.17; no later release is known to support more.
     """
-    # Beyond it every layer would have to see its own window.
+    # Beyond it, every layer would need its own window.
     tokens = case.cell.isl + case.cell.osl
     if case.family != "gemma2" or tokens <= _GEMMA2_TOKENS:
         return None
@@ -1016,8 +1031,9 @@ def gemma2_lengths(case: Case) -> str | None:
 
 @rule("TLM604", "more of tp or pp, or a smaller precision, makes it less", toolchains=_BOTH)
 def memory(case: Case) -> str | None:
-    """Weights, and the KV cache of one request, that do not fit on a GPU; of an engine in Triton built with `weight_streaming`, the
-    share of the weights that `gpu_weights_percent` says. Source: memory reference: parameters, layers, heads and bytes of each.
+    """Weights, and the KV cache of one request, that do not fit on a GPU; for an engine in Triton built with
+    `weight_streaming`, the share of the weights in `gpu_weights_percent`. Source: memory reference: parameters, layers,
+    heads and bytes of each.
     """
     cell = case.cell
     smallest = min((gpu.memory_bytes for gpu in case.machine.gpus), default=None)
@@ -1045,8 +1061,8 @@ def memory(case: Case) -> str | None:
     "take a layout without ep, or what convert_checkpoint.py makes: bf16, fp16, int8_wo, int4_wo, with the model's own cache",
 )
 def experts(case: Case) -> str | None:
-    """Expert parallelism with a checkpoint that quantize.py or Model Optimizer makes. Source: their options, none of which
-    deals experts.
+    """Expert parallelism with a checkpoint from quantize.py or Model Optimizer. Source: their options, none of which
+    distributes experts.
     """
     by = "Model Optimizer" if _without_scripts(case) else "quantize.py" if case.route == "quantize" else None
     if case.cell.ep == 1 or by is None:
@@ -1056,9 +1072,9 @@ def experts(case: Case) -> str | None:
 
 @rule("TLM606", toolchains=_BOTH)
 def groups(case: Case) -> str | None:
-    """Ranks that would get a part of a tile, group or block of quantized weights: 64 inputs and columns of int8_wo and int4_wo, 128
-    of AWQ and GPTQ or what `awq_block_size` or the files say, 128 of FP8 blocks, 16 of nvfp4. Source: the table in
-    tensorrt/toolchains/tiles.py, which names one for each.
+    """Ranks that would get a part of a tile, group or block of quantized weights: 64 inputs and columns for int8_wo and
+    int4_wo, 128 for AWQ and GPTQ or the size in `awq_block_size` or the files, 128 for FP8 blocks, 16 for nvfp4.
+    Source: the table in tensorrt/toolchains/tiles.py, which has a source for each.
     """
     cell, on_pytorch = case.cell, case.cell.toolchain == PYTORCH
     form = prequantized.form_of(cell) or case.precision
@@ -1085,7 +1101,8 @@ def _split_widths(case: Case) -> tiles.Widths:
     if case.cell.toolchain != PYTORCH:
         return widths
     if case.family.startswith("deepseek"):
-        # Its dense layers are split over as many ranks as have whole blocks: `_compute_mlp_tp_size` of modeling_deepseekv3.py.
+        # Its dense layers are split over as many ranks as get whole blocks: `_compute_mlp_tp_size` of
+        # modeling_deepseekv3.py.
         widths = replace(widths, dense=0)
     arguments = case.repository("llm_args") or {}
     if "moe_expert_parallel_size" in arguments:
@@ -1095,8 +1112,8 @@ def _split_widths(case: Case) -> tiles.Widths:
 
 @rule("TLM607", "the engine takes prompts and answers of the axis lengths")
 def check_lengths(case: Case) -> str | None:
-    """`settings.check.max_tokens` that leaves no place for a prompt in the cell's engine. Source: `_check_inputs` of
-    model_runner_cpp.py, by which run.py refuses.
+    """`settings.check.max_tokens` that leaves no space for a prompt in the cell's engine. Source: `_check_inputs` of
+    model_runner_cpp.py, by which run.py refuses it.
     """
     setting, cell = case.cell.settings["check"]["max_tokens"], case.cell
     longest = cell.isl + cell.osl + (case.drafting.added if case.drafting else 0)
@@ -1107,7 +1124,7 @@ def check_lengths(case: Case) -> str | None:
 
 @rule("TLM608", "the toolchain tensorrt_llm_pytorch has as many groups as GPUs, such as tp8dp8", toolchains=_BOTH)
 def attention_groups(case: Case) -> str | None:
-    """Data parallelism of attention in engines, or over other groups than single GPUs. Source: `enable_attention_dp` of
+    """Data parallel attention in engines, or over groups other than single GPUs. Source: `enable_attention_dp` of
     TorchLlmArgs, which engines do not have, and `Mapping`, whose groups are the ranks of tp.
     """
     tp, dp = case.cell.tp, case.cell.dp
@@ -1128,9 +1145,10 @@ def attention_groups(case: Case) -> str | None:
     toolchains=_BOTH,
 )
 def speculation(case: Case) -> str | None:
-    """A method of speculative decoding that the backend does not have, in Triton or `trtllm-serve`, and ReDrafter. Source:
-    `--speculative_decoding_mode` of trtllm-build and examples/prompt_lookup, which is a program of its own, for engines;
-    `DecodingBaseConfig` and its subclasses for PyTorch; Triton's tutorial on speculative decoding, for EAGLE-2.
+    """A method of speculative decoding that the backend does not support, in Triton or `trtllm-serve`, and ReDrafter.
+    Source: `--speculative_decoding_mode` of trtllm-build and examples/prompt_lookup, which is a separate program, for
+    engines; `DecodingBaseConfig` and its subclasses for PyTorch; Triton's tutorial on speculative decoding, for
+    EAGLE-2.
     """
     speculation = companions.speculation(case.cell)
     if speculation is not None and (why := _NOT_PLANNED.get(str(speculation["method"]))) is not None:
@@ -1147,8 +1165,9 @@ def speculation(case: Case) -> str | None:
 
 @rule("TLM702", "settings.speculative.model: ORGANIZATION/NAME, a recipe, or a directory", toolchains=_BOTH)
 def draft_model(case: Case) -> str | None:
-    """A method that takes a draft model, without one, or with a head that the model's recipe knows for another method. Source:
-    `DecodingBaseConfig` and its subclasses of the LLM API; the converters of examples/medusa and examples/eagle; recipes.
+    """A method that needs a draft model, without one, or with a head that the model's recipe lists for another method.
+    Source: `DecodingBaseConfig` and its subclasses of the LLM API; the converters of examples/medusa and
+    examples/eagle; recipes.
     """
     speculation = companions.speculation(case.cell)
     if speculation is None or speculation["method"] not in WITH_DRAFT_MODEL:
@@ -1195,14 +1214,15 @@ def speculation_twice(case: Case) -> str | None:
     toolchains=_BOTH,
 )
 def lora(case: Case) -> str | None:
-    """A LoRA adapter, if the release or its frontend has no way to request one. Source: inputs of the Triton models; pull
-    request 14079, by which the LLM API's model has some; `lora_request` of trtllm-serve; options of Triton's OpenAI front end.
+    """A LoRA adapter, if the release or its frontend has no way to request one. Source: inputs of the Triton models;
+    pull request 14079, which added some to the LLM API's model; `lora_request` of trtllm-serve; options of Triton's
+    OpenAI front end.
     """
     if not companions.adapters(case.cell):
         return None
     frontend, release = case.cell.settings["serve"]["frontend"], case.release
     if case.cell.toolchain == PYTORCH:
-        # Where templates are installed, their own inputs decide: `pytorch_backend`.
+        # If templates are installed, their own inputs decide: `pytorch_backend`.
         if not case.in_triton or not case.machine.assumed or at_least(release, _LORA_IN_LLMAPI):
             return None
         return (
@@ -1231,8 +1251,8 @@ def lora_twice(case: Case) -> str | None:
 
 @rule("TLM706", "take another method, or a model with such layers, as DeepSeek V3 has", toolchains=(PYTORCH,))
 def speculation_family(case: Case) -> str | None:
-    """`mtp` of a model whose family has no layers of its own that draft. Source: the model types in `MTPForCausalLM` of
-    modeling_speculative.py, around 1.0 to 1.3, of which it is none.
+    """`mtp` with a model whose family has no draft layers of its own. Source: the model types in `MTPForCausalLM` of
+    modeling_speculative.py, around 1.0 to 1.3, which do not include it.
     """
     speculation = companions.speculation(case.cell)
     if speculation is None or speculation["method"] != "mtp" or case.family not in WITHOUT_OWN_LAYERS:
@@ -1242,8 +1262,8 @@ def speculation_family(case: Case) -> str | None:
 
 @rule("TLM707", "take another method, or a newer release", toolchains=(PYTORCH,), before=llmapi.NEW_DRAFTERS)
 def speculation_later(case: Case) -> str | None:
-    """`sa`, `pard` and `dflash` before 1.3.0rc20. Source: that release's page of the LLM API's classes; pull requests 11434, 11438 and
-    12794, whose first releases were not read.
+    """`sa`, `pard` and `dflash` before 1.3.0rc20. Source: that release's page of the LLM API's classes; pull requests
+    11434, 11438 and 12794, whose first releases were not read.
     """
     speculation = companions.speculation(case.cell)
     if speculation is None or speculation["method"] not in {"sa", "pard", "dflash"}:
@@ -1270,8 +1290,8 @@ def speculation_settings(case: Case) -> str | None:
 
 @rule("TLM712", "take a newer release, another method, or, from 1.0, the toolchain tensorrt_llm_pytorch")
 def speculation_release(case: Case) -> str | None:
-    """A method that the release does not build engines for, or whose way through its server was not read. Source: the choices of
-    `--speculative_decoding_mode`; Triton's tutorial, which has EAGLE from images 25.01 (0.17) on; README of
+    """A method for which the release cannot build engines, or whose use in its server was not read. Source: the choices
+    of `--speculative_decoding_mode`; Triton's tutorial, which has EAGLE from images 25.01 (0.17) on; README of
     examples/draft_target_model, of 0.18; the templates of 0.19, which name the sizes of lookahead.
     """
     draft = case.drafting
@@ -1288,9 +1308,9 @@ def speculation_release(case: Case) -> str | None:
 
 @rule("TLM713", "take one of those, or another method")
 def speculation_model(case: Case) -> str | None:
-    """Medusa or EAGLE heads for a model that is not a Llama, a precision or a LoRA adapter that a method is not documented
-    with, or heads without the release's example scripts. Source: the converters of examples/medusa and examples/eagle; the support matrices of
-    their READMEs and of examples/lookahead and examples/draft_target_model.
+    """Medusa or EAGLE heads for a model other than Llama, a precision or a LoRA adapter with which a method is not
+    documented, or heads without the release's example scripts. Source: the converters of examples/medusa and
+    examples/eagle; the support matrices of their READMEs and of examples/lookahead and examples/draft_target_model.
     """
     draft = case.drafting
     if draft is None:
@@ -1316,9 +1336,9 @@ def speculation_model(case: Case) -> str | None:
 
 @rule("TLM714", "take a layout of tensor parallelism alone, of one GPU with a draft model, on SM 80 or newer")
 def speculation_layout(case: Case) -> str | None:
-    """Speculative decoding with engines on a GPU before SM 80 or with pipeline stages; with a draft model on several GPUs,
-    where two engines take the orchestrator mode of Triton's backend, which is not planned. Source: support matrices of the
-    examples' READMEs.
+    """Speculative decoding with engines on a GPU before SM 80 or with pipeline stages; with a draft model on several
+    GPUs, where two engines need the orchestrator mode of Triton's backend, which is not planned. Source: support
+    matrices of the examples' READMEs.
     """
     draft = case.drafting
     if draft is None:
@@ -1335,9 +1355,10 @@ def speculation_layout(case: Case) -> str | None:
 
 @rule("TLM715")
 def speculation_server(case: Case) -> str | None:
-    """Settings that speculative decoding with engines excludes: beams, a cache without pages, batching other than fused in-flight
-    batching; `trtllm-serve` with a draft model or EAGLE; streaming, or no reuse of the KV cache, with a draft model.
-    Source: the examples' READMEs; `TrtGptModelInflightBatching`; decode.py of tensorrt_llm_bls; llm_args.py of 0.20 and 1.1.
+    """Settings that are incompatible with speculative decoding with engines: beams, a cache without pages, batching
+    other than fused in-flight batching; `trtllm-serve` with a draft model or EAGLE; streaming, or no reuse of the KV
+    cache, with a draft model. Source: the examples' READMEs; `TrtGptModelInflightBatching`; decode.py of
+    tensorrt_llm_bls; llm_args.py of 0.20 and 1.1.
     """
     draft = case.drafting
     if draft is None:
@@ -1373,8 +1394,8 @@ def speculation_server(case: Case) -> str | None:
 
 @rule("TLM716", "shorter drafts, or a smaller batch")
 def speculation_sizes(case: Case) -> str | None:
-    """More than 256 drafted tokens, or than 512 requests, with EAGLE; lookahead sizes that draft nothing. Source: `build` in
-    builder.py; README of examples/lookahead.
+    """More than 256 drafted tokens, or more than 512 requests, with EAGLE; lookahead sizes that draft nothing. Source:
+    `build` in builder.py; README of examples/lookahead.
     """
     draft = case.drafting
     if draft is None:
@@ -1391,8 +1412,8 @@ def speculation_sizes(case: Case) -> str | None:
 
 @rule("TLM717", "leave it out", severity="warning")
 def speculation_build(case: Case) -> str | None:
-    """`max_num_tokens` below what a full batch drafts in a pass, or EAGLE with `use_paged_context_fmha: disable`. Source:
-    `build` in builder.py, which raises the one and turns on the other.
+    """`max_num_tokens` below the tokens that a full batch drafts in a pass, or EAGLE with `use_paged_context_fmha:
+    disable`. Source: `build` in builder.py, which raises the former and turns on the latter.
     """
     draft = case.drafting
     if draft is None:
@@ -1407,8 +1428,8 @@ def speculation_build(case: Case) -> str | None:
 
 @rule("TLM721", "leave it out: it is the data type of the model")
 def lora_plugin(case: Case) -> str | None:
-    """`lora_plugin` of another data type than the model's, or none, with an adapter. Source: layers of FP8 assert it; with
-    others the adapter has no effect, without a word (issue 791 of tensorrtllm_backend).
+    """`lora_plugin` with another data type than the model's, or off, with an adapter. Source: layers of FP8 assert it;
+    with others, the adapter silently has no effect (issue 791 of tensorrtllm_backend).
     """
     given, dtype = case.option("lora_plugin"), commands.data_type(case.precision, case.family)
     if not companions.adapters(case.cell) or given in (None, "auto", dtype):
@@ -1418,8 +1439,8 @@ def lora_plugin(case: Case) -> str | None:
 
 @rule("TLM722", "fp16, bf16, fp8, int8_wo, int4_wo and int4_awq work")
 def lora_on_smoothquant(case: Case) -> str | None:
-    """An adapter on layers of SmoothQuant. Source: `SmoothQuantGatedMLP` of quantization/layer.py, which asserts that there
-    is none.
+    """An adapter on layers of SmoothQuant. Source: `SmoothQuantGatedMLP` of quantization/layer.py, which asserts that
+    there is none.
     """
     if not companions.adapters(case.cell) or case.precision != "int8_sq":
         return None
@@ -1428,8 +1449,8 @@ def lora_on_smoothquant(case: Case) -> str | None:
 
 @rule("TLM723", "leave it out, or install a newer release", before="0.13")
 def lora_with_reuse(case: Case) -> str | None:
-    """`enable_kv_cache_reuse` with an adapter before 0.13: blocks of another adapter would be taken. Source: release notes
-    of 0.13.
+    """`enable_kv_cache_reuse` with an adapter before 0.13: blocks of another adapter would be reused. Source: release
+    notes of 0.13.
     """
     if not companions.adapters(case.cell) or case.repository("enable_kv_cache_reuse") is not True:
         return None
@@ -1438,8 +1459,8 @@ def lora_with_reuse(case: Case) -> str | None:
 
 @rule("TLM724", "leave it out: bfloat16 works with the backend tensorrtllm")
 def lora_in_python(case: Case) -> str | None:
-    """An adapter with `triton_backend: python`, whose code makes float16 of it. Source: issue 671 of tensorrtllm_backend;
-    that of releases before 0.16 was not read.
+    """An adapter with `triton_backend: python`, whose code converts it to float16. Source: issue 671 of
+    tensorrtllm_backend; that of releases before 0.16 was not read.
     """
     if not companions.adapters(case.cell) or case.repository("triton_backend") != "python":
         return None
@@ -1451,8 +1472,8 @@ def lora_in_python(case: Case) -> str | None:
 
 @rule("TLM725", "leave it out: adapters are in Hugging Face's form, and come with requests")
 def lora_files(case: Case) -> str | None:
-    """`lora_dir`, or a `lora_ckpt_source` other than hf, together with an adapter. Source: `LoraConfig` of lora_manager.py: the
-    engine would hold other adapters than the one that is fetched.
+    """`lora_dir`, or a `lora_ckpt_source` other than hf, together with an adapter. Source: `LoraConfig` of
+    lora_manager.py: the engine would contain other adapters than the fetched one.
     """
     if not companions.adapters(case.cell):
         return None
@@ -1464,8 +1485,8 @@ def lora_files(case: Case) -> str | None:
 
 @rule("TLM726", "name one of settings.lora.adapter, or none", toolchains=_BOTH)
 def lora_names(case: Case) -> str | None:
-    """`lora` of smoke, perf or accuracy that names no adapter of the cell; accuracy with several, of which neither it nor perf names
-    one. Source: the matrix.
+    """`lora` of smoke, perf or accuracy that is not an adapter of the cell; accuracy with several adapters, if neither
+    it nor perf selects one. Source: the matrix.
     """
     names = [name for name, _ in companions.adapters(case.cell).values()]
     for section in ("smoke", "perf", "accuracy"):
@@ -1492,8 +1513,9 @@ def exact_lengths(case: Case) -> str | None:
 
 @rule("TLM732", "settings.serve.frontend: trtllm_serve is one server for both", toolchains=_BOTH)
 def disaggregated(case: Case) -> str | None:
-    """Disaggregated servers of an engine, of a release whose settings for them have other names, or with what the router is not
-    known to pass on. Source: examples/disaggregated and `CacheTransceiverConfig`, which had other names before 1.1.
+    """Disaggregated servers of an engine, of a release with other names for their settings, or with features that the
+    router is not known to pass on. Source: examples/disaggregated and `CacheTransceiverConfig`, which had other names
+    before 1.1.
     """
     if backends.disaggregated(case.cell) is None:
         return None
@@ -1506,7 +1528,7 @@ def disaggregated(case: Case) -> str | None:
 
 
 def _without_pages(case: Case, setting: str) -> str | None:
-    """Words for a setting that is true and takes use_paged_context_fmha, which the engine will not have."""
+    """Words for a setting that is true and needs use_paged_context_fmha, which the engine will not have."""
     if case.repository(setting) is not True or case.paged_context_fmha:
         return None
     why = f"for {case.precision} with {case.kv or 'no quantized'} cache here"

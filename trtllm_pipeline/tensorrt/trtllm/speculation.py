@@ -1,7 +1,7 @@
-"""Speculative decoding with engines: what a method makes of checkpoint, engine and repository. Pure.
+"""Speculative decoding with engines: a method's effect on checkpoint, engine and repository. Pure.
 
-Sources: examples/{draft_target_model,medusa,lookahead,eagle} of the releases, `build` in builder.py, docs/model_config.md of
-tensorrtllm_backend, and the page on speculative decoding.
+Sources: examples/{draft_target_model,medusa,lookahead,eagle} of the releases, `build` in builder.py,
+docs/model_config.md of tensorrtllm_backend, and the page on speculative decoding.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ MODES: Final = {
 CONVERTED: Final = frozenset(HEADS)
 """Methods whose heads are part of the model's own checkpoint, by a separate converter."""
 DECODING_MODES: Final = frozenset(("medusa", "lookahead", "eagle"))
-"""Methods that the repository's `decoding_mode` names."""
+"""Methods with a `decoding_mode` in the repository."""
 UNCHECKED: Final = frozenset(("medusa",))
-"""Methods whose engines run.py does not check: it needs Medusa's tree in another form."""
+"""Methods whose engines run.py does not check: it needs Medusa's tree in another format."""
 LOOKAHEAD: Final = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
 """The repository's settings of lookahead decoding, (W, N, G)."""
 SHARE: Final = 0.5
 """Default share of free memory for the KV cache of each of two engines on one GPU: as in the README of
-examples/draft_target_model."""
+examples/draft_target_model.
+"""
 DEFAULTS: Final = {
     "num_medusa_heads": 4,
     "num_medusa_layers": 1,
@@ -56,17 +57,19 @@ class Drafting:
 
     @property
     def added(self) -> int:
-        """Tokens by which trtllm-build raises the engine's max_seq_len."""
+        """Number of tokens by which trtllm-build raises the engine's max_seq_len."""
         layers = self.settings["num_eagle_layers"] or DEFAULTS["num_eagle_layers"] if self.method == "eagle" else 0
         return self.length + int(str(layers))
 
     def least_tokens(self, max_batch_size: int) -> int:
-        """Tokens of a pass over a full batch: trtllm-build raises a smaller max_num_tokens to it."""
+        """Tokens of a pass over a full batch. trtllm-build raises a smaller max_num_tokens to it."""
         return max_batch_size * (self.length + 1)
 
 
 def drafting(cell: Cell) -> Drafting | None:
-    """How the engine of a cell drafts; None for other backends, without speculation, and for methods no engine has."""
+    """How the engine of a cell drafts tokens. None for other backends, without speculative decoding, and for methods
+    that no engine has.
+    """
     speculation = companions.speculation(cell)
     if cell.toolchain != ENGINES or speculation is None or speculation["method"] not in MODES:
         return None
@@ -110,9 +113,9 @@ def build_params(cell: Cell) -> dict[str, Any]:
 
 
 def drafter(cell: Cell) -> Cell | None:
-    """The cell of the draft model that becomes a separate engine: like the cell's, with the lengths of its requests.
+    """The cell of the draft model that becomes a separate engine: like the cell, with the lengths of its requests.
 
-    None without one, and where its numbers are not known.
+    None without one, and if its numbers are unknown.
     """
     draft, companion = drafting(cell), cell.companions.get(companions.DRAFT, {})
     recipe = companion.get("recipe")

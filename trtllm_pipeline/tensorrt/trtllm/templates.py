@@ -1,11 +1,11 @@
-"""Fills the Triton templates of an installed TensorRT-LLM: every placeholder that a file has, whichever release it is of.
+"""Fills the Triton templates of an installed TensorRT-LLM: every placeholder in a file, for any release.
 
-Values come from three places: settings of the user (`tensorrt/stage/repository_settings.py`), facts of the engine, and
-paths. Parameters without a value are removed, as the C++ backend has a default for each. The few
-parameters that a model reads without a check become empty texts. Sources:
-tensorrtllm_backend `inflight_batcher_llm/src/model_instance_state.cc` (0.16 to 0.19) and the models' Python code.
+Values come from three places: settings of the user (`tensorrt/stage/repository_settings.py`), facts about the engine,
+and paths. Parameters without a value are removed, as the C++ backend has a default for each. The few parameters that a
+model reads without a check become empty texts. Sources: tensorrtllm_backend
+`inflight_batcher_llm/src/model_instance_state.cc` (0.16 to 0.19) and the models' Python code.
 
-The result is parsed, so that what is written is always a valid `ModelConfig`.
+The result is parsed, so that written files are always a valid `ModelConfig`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ READ_WITHOUT_ASKING: Final = frozenset(
         "multimodal_model_path",
     )
 )
-"""Parameters that must be there even without a value: models read them unconditionally, and take "" for unset."""
+"""Parameters that must be present even without a value: models read them unconditionally, and treat "" as unset."""
 _BARE: Final = re.compile(r"[A-Za-z0-9_.+-]+")
 
 
@@ -56,20 +56,20 @@ _FILLED_BY: Final = {
     "gpt_model_type": "batching_strategy",
     "encoder_model_path": "encoder_engine_dir",
 }
-"""Parameter -> its placeholder, if that has another name."""
+"""Parameter -> its placeholder, if the names differ."""
 _SETTING_OF: Final = {placeholder: name for name, placeholder in PLACEHOLDERS.items()}
 FIXED: Final = ("triton_max_batch_size", "engine_dir", "tokenizer_dir")
-"""Placeholders that no setting fills: they follow from the engine and the model."""
+"""Placeholders without a setting: they follow from the engine and the model."""
 
 
 def known_in(setting: Setting, release: str) -> bool:
-    """True if the templates of `release` have a setting, by the recorded ones."""
+    """True if the templates of `release` have a setting, according to the records."""
     begun = setting.since is None or at_least(release, setting.since)
     return begun and (setting.until is None or parse(release) <= parse(setting.until))
 
 
 def text(value: Json | tuple[int, ...]) -> str:
-    """A value as it is written into a file."""
+    """A value as written into a file."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
@@ -78,8 +78,8 @@ def text(value: Json | tuple[int, ...]) -> str:
 def values_of(
     params: EngineRepository, *, engine: Engine, tokenizer: Path, visual: Path | None = None
 ) -> dict[str, str]:
-    """The values of the known placeholders, without those that have none. `visual` is the directory of the visual
-    engine of a model that takes images. Raises StageError.
+    """The values of the known placeholders that have one. `visual` is the directory of the visual engine of a model
+    that accepts images. Raises StageError.
     """
     values = {} if visual is None else _of_images(visual, tokenizer)
     for name, setting in SETTINGS.items():
@@ -119,13 +119,14 @@ def fill(
     change: Callable[[str, model_config.ModelConfig], None] = lambda _name, _config: None,
     images: bool = False,
 ) -> None:
-    """Write `models` into the directory `out`, filled from `all_models/inflight_batcher_llm` at `templates`. With `images`,
-    those that `all_models/multimodal` has are taken from there.
+    """Write `models` into the directory `out`, filled from `all_models/inflight_batcher_llm` at `templates`. With
+    `images`, models in `all_models/multimodal` are taken from there.
 
     `change` may change each model, by its name, after it was filled.
 
-    `required` are the placeholders the user gave a value: StageError when no file has one of them, since the setting would
-    have no effect. Other errors: no such templates, a bare placeholder without a value, a result that is not a ModelConfig.
+    `required` are the placeholders for which the user set a value. Raises StageError if no file has one of them, since
+    the setting would have no effect; and for missing templates, a bare placeholder without a value, or a result that is
+    not a ModelConfig.
     """
     folders = {name: _folder(templates, name, images=images) for name in models}
     lacking = [name for name, folder in folders.items() if not (folder / model_config.FILE_NAME).is_file()]
@@ -147,8 +148,8 @@ def fill(
 def fill_draft(
     templates: Path, out: Path, values: Mapping[str, str], *, params: EngineRepository, release: str, engine: Path
 ) -> None:
-    """Write the model DRAFT_MODEL into the directory `out`: the engine's, filled with the same values and changed in the same
-    way, for the draft model's `engine`. Raises StageError as `fill`.
+    """Write the model DRAFT_MODEL into the directory `out`: the engine's, with the same values and changes, for the
+    draft model's `engine`. Raises StageError as `fill`.
     """
     path = templates / TEMPLATE_SET / model_names.ENGINE_MODEL / model_config.FILE_NAME
     own = {**values, "engine_dir": str(engine.absolute())}
@@ -163,14 +164,14 @@ def _write(source: Path, target: Path, config: model_config.ModelConfig) -> None
     filled = model_config.to_text(config)
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
     (target / model_config.FILE_NAME).write_text(filled, encoding="utf-8")
-    # An empty directory does not survive every way of copying directories, and Triton wants one for each version.
+    # Some ways of copying drop empty directories, and Triton requires one for each version.
     (target / "1").mkdir(exist_ok=True)
     if not any((target / "1").iterdir()):
         (target / "1" / ".keep").touch()
 
 
 def _folder(templates: Path, name: str, *, images: bool) -> Path:
-    """Parameters of a model's template."""
+    """Directory of a model's template."""
     of_images = templates / vision.TEMPLATE_SET / name
     return of_images if images and of_images.is_dir() else templates / TEMPLATE_SET / name
 
@@ -226,7 +227,7 @@ def _leave_unset(config: model_config.ModelConfig, key: str) -> None:
 
 
 def given(params: EngineRepository) -> set[str]:
-    """Placeholders that a user gave a value: a default says nothing, whether the release has it or not."""
+    """Placeholders for which a user set a value. Defaults need no placeholder."""
     names = (name for name in SETTINGS if getattr(params, name) not in (None, DEFAULTS[name]))
     return {*(PLACEHOLDERS[name] for name in names), *params.parameters}
 
@@ -243,7 +244,7 @@ def installed_places(templates: Path) -> frozenset[str] | None:
 
 @lru_cache(maxsize=64)
 def recorded_places(release: str) -> frozenset[str]:
-    """Placeholders of a release that is not at hand: those of the settings it is known to have."""
+    """Placeholders of a release that is not installed: those of the settings that it is known to have."""
     return frozenset(PLACEHOLDERS[name] for name, setting in SETTINGS.items() if known_in(setting, release))
 
 
@@ -257,7 +258,7 @@ def _places(texts: Iterable[str]) -> frozenset[str]:
 
 
 def check_required(required: Iterable[str], places: Collection[str], release: str) -> None:
-    """Raise StageError if one of the placeholders `required` is not among `places`: its value would have no effect."""
+    """Raise StageError if one of the placeholders `required` is not in `places`: its value would have no effect."""
     unknown = sorted(set(required) - set(places))
     if not unknown:
         return
@@ -279,7 +280,7 @@ def check_required(required: Iterable[str], places: Collection[str], release: st
 
 
 def check_config(params: EngineRepository, places: Collection[str], *, most: int) -> None:
-    """Raise StageError for what cannot be changed in config.pbtxt: batches over `most`, parameters that settings fill."""
+    """Raise StageError for invalid changes to config.pbtxt: batches over `most`, and parameters that settings fill."""
 
     def refuse(setting: str, why: str) -> None:
         raise StageError(f"settings.repository.{setting}: {why}", failure=FailureClass.USER)
@@ -307,7 +308,7 @@ def check_config(params: EngineRepository, places: Collection[str], *, most: int
 
 
 def change(params: EngineRepository, model: str, config: model_config.ModelConfig) -> None:
-    """Requirements of a model's config.pbtxt other than its placeholders. See `check_config`."""
+    """Apply the requested changes to a model's config.pbtxt other than its placeholders. See `check_config`."""
     if WRITTEN_OUT in config.parameters:
         add_special_tokens = params.add_special_tokens
         config.parameters[WRITTEN_OUT].string_value = text(
@@ -325,7 +326,7 @@ def change(params: EngineRepository, model: str, config: model_config.ModelConfi
 
 
 def texts(parameters: Mapping[str, Scalar]) -> dict[str, str]:
-    """Values of placeholders as they are written. Raises StageError for those that settings fill."""
+    """Values of placeholders as written. Raises StageError for those that settings fill."""
     for name in parameters:
         if name in _SETTING_OF or name in FIXED:
             own = _SETTING_OF.get(name)

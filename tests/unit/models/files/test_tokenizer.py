@@ -176,14 +176,14 @@ def test_a_tokenizer_json_is_what_is_read_where_there_is_one(tmp_path: Path) -> 
         ("ChatGLM4Tokenizer", of_tiktoken(RANKS), {}, "added_tokens_decoder is .*; expected .gMASK. and <sop>"),
         ("ChatGLM4Tokenizer", of_tiktoken(RANKS), {9999: "<sop>"}, "<sop> would be token 400, and 9999 by"),
         ("ChatGLM4Tokenizer", of_tiktoken(RANKS), {-1: "<sop>"}, "expected tokens by number"),
-        ("InternLM2Tokenizer", b"\xff\xfe", {}, "not a model of sentencepiece"),
+        ("InternLM2Tokenizer", b"\xff\xfe", {}, "not a sentencepiece model"),
         (
             "InternLM2Tokenizer",
             sentencepiece_model(dummy_prefix=True, kind="unigram"),
             {},
-            "not of sentencepiece's BPE",
+            "not a BPE model of sentencepiece",
         ),
-        ("InternLM2Tokenizer", b"", {}, "not of sentencepiece's BPE"),
+        ("InternLM2Tokenizer", b"", {}, "not a BPE model of sentencepiece"),
         ("AnotherTokenizer", of_tiktoken(RANKS), {}, "tokenizer.json: it is missing"),
     ],
 )

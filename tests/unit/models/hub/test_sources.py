@@ -142,7 +142,7 @@ def test_code_is_taken_when_it_is_named_with_its_digest(folder: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ({"configuration_phi3.py": "0" * 64}, "is not the code that is trusted"),
+        ({"configuration_phi3.py": "0" * 64}, "is not the trusted code"),
         (
             {"modeling_phi3.py": "0" * 64},
             "has no file modeling_phi3.py, which settings.download.trust_remote_code names",
@@ -171,7 +171,7 @@ def test_a_link_by_the_name_of_code_is_not_followed_out_of_the_folder(folder: Pa
 
 def test_what_nobody_can_look_at_is_not_called_unquantized(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "/nonexistent")
-    with pytest.raises(DownloadError, match="offline mode forbids asking"):
+    with pytest.raises(DownloadError, match="offline mode forbids requests to"):
         peek.quantized({"hugging_face": "some/model", "revision": "a" * 40}, folder=None, offline=True)
 
 

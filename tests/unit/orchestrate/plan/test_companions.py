@@ -385,7 +385,7 @@ def test_a_folder_that_is_no_adapter_is_said_to_be_none(model: Path) -> None:
     with pytest.raises(DownloadError, match=r"has no adapter_config\.json, so it is not a LoRA adapter"):
         pinned(with_adapter(model))
     (model.parent / "adapter" / "sql.nemo").write_bytes(b"")
-    with pytest.raises(DownloadError, match=r"as PEFT writes it; sql\.nemo is NVIDIA NeMo's, which is not taken"):
+    with pytest.raises(DownloadError, match=r"as PEFT writes it; sql\.nemo is NVIDIA NeMo's, which is not supported"):
         pinned(with_adapter(model))
 
 

@@ -37,7 +37,7 @@ def test_a_plan_is_made_without_asking(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_what_is_to_run_must_be_there() -> None:
-    with pytest.raises(DownloadError, match="offline mode forbids asking Hugging Face"):
+    with pytest.raises(DownloadError, match="offline mode forbids requests to Hugging Face"):
         Pins(None, guess=False).pin(listed(HUB))
 
 

@@ -91,7 +91,7 @@ def test_folders_that_are_used_are_checked_if_they_are_artifacts(
 
 
 def test_without_keys_nothing_can_be_required() -> None:
-    with pytest.raises(UsageError, match="needs the public keys"):
+    with pytest.raises(UsageError, match="needs the trusted public keys"):
         provenance.policy(None, required=True)
 
 

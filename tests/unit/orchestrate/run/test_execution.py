@@ -293,7 +293,7 @@ def test_infeasible_is_remembered(store: Store) -> None:
     outcome = run(plan_of(), store, again)
     assert again.stages() == [], "not even what it reads is fetched again"
     [error] = outcome.errors.values()
-    assert error.message == "never (remembered from an earlier try)"
+    assert error.message == "never (recorded in an earlier attempt)"
     assert "--retry-infeasible" in str(error.hint)
     run(plan_of(), store, again)
     assert list(store.index.infeasible().values()) == ["never"], "what is remembered does not grow"

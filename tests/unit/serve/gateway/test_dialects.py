@@ -537,7 +537,7 @@ def test_ids() -> None:
     ("asked", "words", "param"),
     [
         ({"tool_choice": "required", "tools": []}, "tool_choice needs tools", "tool_choice"),
-        ({"tool_choice": "sometimes"}, "tool_choice is none of", "tool_choice"),
+        ({"tool_choice": "sometimes"}, "tool_choice must be one of", "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "names 'x'; the tools are", "tool_choice"),
         ({"tools": [{"type": "web_search"}]}, "is not a function", "tools[0]"),
         ({"tools": [{"type": "function", "function": {}}]}, "name is missing", "tools[0].function.name"),
@@ -583,7 +583,7 @@ def test_whatever_is_asked_is_prepared_or_refused(data: st.DataObject, name: str
 
 
 def test_a_model_without_a_known_form_takes_no_tools() -> None:
-    with pytest.raises(DialectError, match="shows no form of tool calls") as caught:
+    with pytest.raises(DialectError, match="has no form of tool calls") as caught:
         dialect_for("plain", None).prepare(Turn(ASK, TOOLS))
     assert caught.value.param == "tools"
 

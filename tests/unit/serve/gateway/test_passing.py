@@ -147,8 +147,8 @@ def typed(kind: str, **more: Any) -> bytes:
         ),
         ([typed("error", code="x", message="out of memory")], "out of memory"),
         ([b'data: {"error": {"message": "out of memory"}}\n\n'], "out of memory"),
-        ([], "ended without a whole response"),
-        ([DONE], "ended without a whole response"),
+        ([], "ended before it was complete"),
+        ([DONE], "ended before it was complete"),
     ],
 )
 def test_responses_are_followed(last: list[bytes], failure: str | None) -> None:

@@ -45,7 +45,7 @@ def refuse() -> tuple[int, bytes]:
     ("answer", "why"),
     [
         (refuse, "GET /health: no complete answer within 3 s"),
-        (lambda: (503, b""), "GET /health is answered with HTTP status 503"),
+        (lambda: (503, b""), "GET /health returned HTTP status 503"),
     ],
 )
 def test_what_gives_no_good_answer_is_unresponsive(asked: Callable[[Answer], Health], answer: Answer, why: str) -> None:

@@ -112,7 +112,7 @@ def test_no_server_is_kept_twice(tmp_path: Path, capsys: pytest.CaptureFixture[s
     lock = claims.take(tmp_path / "lock", remove=False)
     assert lock is not None
     assert keeper.main([str(tmp_path)]) == 1
-    assert "is kept already" in capsys.readouterr().err
+    assert "is already running" in capsys.readouterr().err
     lock.release()
 
 
@@ -126,7 +126,7 @@ def test_a_lease_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyP
         claim.release()
     measuring = claims.lease_machine((), exclusive=Exclusive.MACHINE)
     assert measuring is not None
-    with pytest.raises(StateError, match="a run measures on this machine now"):
+    with pytest.raises(StateError, match="a run is measuring on this machine now"):
         keeper.lease(0)
     with pytest.raises(StateError, match="needs 2 GPUs, this machine has 0"):
         keeper.lease(2)
@@ -230,7 +230,7 @@ def test_a_server_that_hangs_is_unresponsive_until_it_answers(tmp_path: Path) ->
     assert told.state is State.UNRESPONSIVE
     assert told.record is not None
     assert begun_s - 1 < told.record.since_s + 1000 < time.time() + 1, "since when"
-    assert (told.reason or "").startswith("the server has not answered since ")
+    assert (told.reason or "").startswith("the server has not responded since ")
     assert told.record.hint == "pipeline serve restart one"
     assert found.guardian.orders == [], "nobody asked for a restart"  # type: ignore[union-attr]
     assert told.endpoint() is None
@@ -253,7 +253,7 @@ def test_a_server_that_hangs_too_long_is_started_again_where_that_was_asked(tmp_
     assert found.guardian.orders == [("server", signal.SIGTERM)]  # type: ignore[union-attr]
     found._died(program, ServerError("it was ended"))
     told = look(found.folder)
-    assert (told.state, told.reason) == (State.RESTARTING, "the server did not answer for 600 s: why")
+    assert (told.state, told.reason) == (State.RESTARTING, "the server did not respond for 600 s: why")
     assert (program.hung, program.health) == (None, None)
 
 
@@ -396,7 +396,7 @@ def test_names(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "-a", "_a", "a b", "ä", "x" * 65, "a\n", "a\0"])
 def test_names_that_no_folder_should_have(name: str) -> None:
-    with pytest.raises(UsageError, match="cannot be the name of a server"):
+    with pytest.raises(UsageError, match="is not a valid server name"):
         control.check_name(name)
 
 
@@ -467,7 +467,7 @@ def test_a_repository_whose_engine_is_gone_is_told(tmp_path: Path) -> None:
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.pbtxt").write_text(text)
-    with pytest.raises(UsageError, match="names no engine directory that is there: /x"):
+    with pytest.raises(UsageError, match="does not exist: /x"):
         of_folder(tmp_path, None, Machine(2, "cpu"))
     (tmp_path / "tensorrt_llm" / "1").mkdir()
     (tmp_path / "tensorrt_llm" / "1" / "model.yaml").write_text("model: [\n")
@@ -487,7 +487,7 @@ def test_json_and_tables_say_what_is_known(tmp_path: Path, damaged: bool) -> Non
     assert ("cell" in found) is not damaged
     assert "one" in shown.to_table(find(tmp_path))
     assert "one" in shown.to_text(find(tmp_path))
-    assert shown.to_table([]) == "no servers are kept in this workspace"
+    assert shown.to_table([]) == "this workspace has no managed servers"
 
 
 def test_a_table_fits_the_terminal_as_far_as_it_can(tmp_path: Path) -> None:
@@ -543,7 +543,7 @@ def test_no_gateway_stands_before_a_server_whose_questions_have_images(tmp_path:
     require_text({"repository": tmp_path})
     require_text({"model": tmp_path})
     (tmp_path / "multimodal_encoders").mkdir()
-    with pytest.raises(UsageError, match="each question to this server has an image"):
+    with pytest.raises(UsageError, match="each request to this server needs an image"):
         require_text({"repository": tmp_path})
 
 
@@ -627,7 +627,7 @@ def test_nothing_is_started_of_what_was_removed_since_it_was_found(tmp_path: Pat
     with pytest.raises(StateError, match="another process is removing unused artifacts"):
         control.start(what, control.Wish(name="one"), store.workspace)
     unused.release()
-    with pytest.raises(StateError, match=f"{engine} is gone"):
+    with pytest.raises(StateError, match=f"{engine} is missing"):
         control.start(what, control.Wish(name="one"), store.workspace)
     assert find(store.workspace) == []
 

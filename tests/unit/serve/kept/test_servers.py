@@ -47,7 +47,7 @@ def test_what_has_ended_has_ended(told: State, boot: str, held: bool) -> None:
 def test_after_a_boot_it_was_stopped_whatever_runs_under_its_id_now(told: State) -> None:
     assert standing(record(told), held=False, lives=False, boot="another") == (
         State.STOPPED,
-        "the machine was restarted",
+        "the machine was rebooted",
     )
 
 

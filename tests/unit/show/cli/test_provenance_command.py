@@ -60,7 +60,7 @@ def test_sign_show_and_check(artifacts: tuple[Artifact, Artifact], run: Run, mon
     assert run("store", "verify")[0] == 0
     monkeypatch.setenv("PIPELINE_REQUIRE_SIGNED", "1")
     code, _, err = run("store", "verify")
-    assert (code, "needs the public keys that are trusted" in err) == (2, True)
+    assert (code, "needs the trusted public keys" in err) == (2, True)
     monkeypatch.setenv("PIPELINE_TRUSTED_KEYS", "trusted")
     code, out, err = run("store", "verify", "--format", "json")
     assert code == 1

@@ -48,7 +48,7 @@ def test_parameters_of_the_server_are_the_options_of_stage_launch() -> None:
 
 def test_stop_says_that_there_is_nothing_to_stop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main(["serve", "stop", "--all", "--workspace", str(tmp_path)]) == 0
-    assert capsys.readouterr() == ("", "no servers are kept in this workspace\n")
+    assert capsys.readouterr() == ("", "this workspace has no managed servers\n")
 
 
 @pytest.mark.parametrize("remove", [False, True])

@@ -1,4 +1,4 @@
-"""Sockets that note when bytes came, and the protocols on them."""
+"""Sockets that record when bytes arrived, and the protocols on them."""
 
 
 class ProtocolError(Exception):

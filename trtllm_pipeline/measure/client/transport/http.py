@@ -1,8 +1,8 @@
 """HTTP/1.1 for measurements: one keep-alive connection that passes on every part of a body with its arrival time.
 
-httpx needed 250 µs of CPU time per streamed event: above about 60 streams of 20 events a second, the client was
-slower than the server. Here httptools parses, and this module adds limits. Whatever a peer sends results in a response or
-an HttpError.
+httpx needed 250 µs of CPU time per streamed event: above about 60 streams of 20 events per second, the client was
+slower than the server. Here httptools parses, and this module adds limits. Anything that a peer sends results in a
+response or an HttpError.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from trtllm_pipeline.measure.client.transport import ProtocolError
 from trtllm_pipeline.measure.client.transport.timestamped_socket import MAX_MESSAGE_BYTES, Arrived, TimestampedSocket
 
 MAX_HEAD_BYTES: Final = 1 << 16
-"""Limit for everything but the body: the header with the interim responses before it, chunk sizes, and the trailer."""
+"""Limit for everything except the body: the header including the interim responses before it, chunk sizes, and the
+trailer.
+"""
 MAX_FIELDS: Final = 256
 
 
@@ -39,9 +41,9 @@ class Parser:
         self.headers_ns: int | None = None
         """When the header was complete."""
         self.latest_ns = 0
-        """When the latest bytes arrived."""
+        """When the last bytes arrived."""
         self.began = False
-        """True once a byte has arrived."""
+        """True once any byte has arrived."""
         self.complete = False
         self.keep_alive = True
         """True if another request may follow on this connection."""
@@ -87,7 +89,7 @@ class Parser:
             where = f"after {self._body_bytes} bytes of the body" if self.status else "in the header"
             raise HttpError(f"the connection closed in the middle of the response: {where}" if self.began else reason)
 
-    # Called by httptools. An HttpError raised here is the context of the HttpParserError of `feed_data`.
+    # Called by httptools. An HttpError raised here is the context of the HttpParserError from `feed_data`.
 
     def on_message_begin(self) -> None:
         """A message starts. After the response, it is one that was not requested."""
@@ -173,7 +175,7 @@ class Connection:
 
     @property
     def late_ns(self) -> int:
-        """Delay between arrival and reading of the latest bytes."""
+        """Delay between arrival and reading of the last bytes."""
         return 0 if self._socket is None else self._socket.late_ns
 
     def pause(self) -> None:
@@ -182,7 +184,7 @@ class Connection:
             self._socket.pause()
 
     def resume(self) -> None:
-        """Read again."""
+        """Resume reading."""
         if self._socket is not None:
             self._socket.resume()
 
@@ -211,7 +213,8 @@ class Connection:
     ) -> int:
         """Send a request on the open connection. Returns the status after the whole body has passed through `sink`.
 
-        Raises HttpError, also for a ProtocolError of `sink`. A request that is cancelled leaves the connection to be closed.
+        Raises HttpError, including for a ProtocolError from `sink`. After a cancelled request, the connection must be
+        closed.
         """
         assert self._socket is not None
         socket, self.answer = self._socket, Parser(sink, max_bytes=max_bytes)
@@ -264,7 +267,7 @@ async def fetch(
 
     try:
         return await asyncio.wait_for(ask(), timeout_s), bytes(answer)
-    except asyncio.TimeoutError:  # another class than TimeoutError in Python 3.10
+    except asyncio.TimeoutError:  # a different class than TimeoutError in Python 3.10
         raise HttpError(f"no complete response within {timeout_s:g} s") from None
     finally:
         connection.close()

@@ -1,9 +1,9 @@
-"""gRPC for measurements: messages over HTTP/2, each with its time of arrival.
+"""gRPC for measurements: messages over HTTP/2, each with its arrival time.
 
-grpc.aio delivers messages late: with 256 streams of 20 events a second the median delay was 2.5 ms.
-`Http2` does the framing of one connection, for client and server. `GrpcCall` is a client's call on its own connection.
-Whatever a peer sends results in a message or an Http2Error, within the limits below.
-Sources: RFC 9113 (HTTP/2), RFC 7541 (header compression, done by `hpack`), and gRPC's doc/PROTOCOL-HTTP2.md.
+grpc.aio delivers messages late: with 256 streams of 20 events per second, the median delay was 2.5 ms. `Http2` does the
+framing of one connection, for client and server. `GrpcCall` is a client's call on its own connection. Anything that a
+peer sends results in a message or an Http2Error, within the limits below. Sources: RFC 9113 (HTTP/2), RFC 7541 (header
+compression, done by `hpack`), and gRPC's doc/PROTOCOL-HTTP2.md.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _END_STREAM, _ACK, _END_HEADERS, _PADDED, _PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
 _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE = 4, 5
 _DEFAULT_WINDOW: Final = 65_535
 _WINDOW: Final = 2**31 - 1
-"""The maximum, so that flow control never holds a measured server back."""
+"""The maximum, so that flow control never slows down a measured server."""
 MAX_FRAME_BYTES: Final = 16_384
 """Limit for a received frame. This side never announces a larger one."""
 _FINISH_S: Final = 5.0
-"""How long to wait for the server's end of a call that this side has ended."""
+"""How long to wait for the server to end a call that this side has ended."""
 MAX_HEADER_BYTES: Final = 1 << 15
 """Limit for one encoded header block. `hpack` limits the decoded headers to 64 KiB and its table to 4 KiB."""
 _OF_A_STREAM: Final = frozenset({_DATA, _HEADERS, _RST_STREAM, _CONTINUATION})
@@ -72,7 +72,7 @@ def message(data: bytes) -> bytes:
 
 @dataclass(slots=True)
 class _Stream:
-    """Data that waits to be sent on a stream, the peer's window, and received bytes not yet granted back."""
+    """Data waiting to be sent on a stream, the peer's window, and received bytes not yet granted back."""
 
     window: int
     unsent: bytearray = field(default_factory=bytearray)
@@ -81,10 +81,11 @@ class _Stream:
 
 
 class Http2:
-    """The framing of one connection. `write` sends bytes; `on(now_ns, kind, stream, value, ended)` gets each event.
+    """The framing of one connection. `write` sends bytes. `on(now_ns, kind, stream, value, ended)` is called with each
+    event.
 
-    The value is decoded headers, the bytes of a data frame, or the error code of a reset. Only with `serving` may the peer
-    open streams.
+    The value is decoded headers, the bytes of a data frame, or the error code of a reset. The peer may open streams
+    only with `serving`.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Http2:
         serving: bool = False,
     ) -> None:
         self.going = False
-        """The peer accepts no more streams (GOAWAY)."""
+        """True if the peer accepts no more streams (GOAWAY)."""
         self._write = write
         self._on = on
         self._serving = serving
@@ -113,7 +114,7 @@ class Http2:
         self._write(frame(_SETTINGS, 0, 0, settings) + frame(_WINDOW_UPDATE, 0, 0, grant))
 
     def headers(self, stream: int, fields: Headers, *, end: bool = False) -> None:
-        """Send headers, or with `end` and data before them, trailers. They fit a frame."""
+        """Send headers, or trailers (with `end`, after data). They must fit a frame."""
         outgoing = self._streams.setdefault(stream, _Stream(self._initial_window))
         block = self._encoder.encode(list(fields), huffman=False)
         self._write(frame(_HEADERS, _END_HEADERS | (_END_STREAM if end else 0), stream, block))
@@ -121,7 +122,7 @@ class Http2:
             outgoing.end = True
 
     def data(self, stream: int, data: bytes, *, end: bool = False) -> None:
-        """Send data. Bytes beyond the peer's window wait for room."""
+        """Send data. Bytes beyond the peer's window wait for space."""
         outgoing = self._streams.get(stream)
         if outgoing is not None:
             outgoing.unsent += data
@@ -133,11 +134,11 @@ class Http2:
             self._write(frame(_RST_STREAM, 0, stream, struct.pack(">I", 8)))
 
     def forget(self, stream: int) -> None:
-        """A stream has ended on both sides."""
+        """Forget a stream that has ended on both sides."""
         self._streams.pop(stream, None)
 
     def feed(self, now_ns: int, data: bytes) -> None:
-        """One read. Raises Http2Error."""
+        """Process one read. Raises Http2Error."""
         self._rest = self._rest + data if self._rest else data
         position = 0
         while len(self._rest) - position >= 9:
@@ -291,7 +292,7 @@ class Messages:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Messages that `data` completes. Raises Http2Error for compressed messages, which were not requested."""
+        """Messages completed by `data`. Raises Http2Error for compressed messages, which were not requested."""
         rest = self._rest
         rest += data
         messages = []
@@ -314,8 +315,8 @@ class Messages:
 class GrpcCall:
     """A client's call on its own connection, which stays open for the next call after a success.
 
-    `arrived(now_ns, message)` gets each message. `ended(reason)` is called when the call has ended, with None if its
-    status is OK, else with the reason.
+    `arrived(now_ns, message)` is called with each message. `ended(reason)` is called when the call has ended: with None
+    if its status is OK, otherwise with the reason.
     """
 
     def __init__(self, address: str) -> None:
@@ -333,7 +334,7 @@ class GrpcCall:
 
     @property
     def late_ns(self) -> int:
-        """How long after their arrival the latest bytes were read."""
+        """Delay between arrival and reading of the last bytes."""
         return 0 if self._socket is None else self._socket.late_ns
 
     async def connect(self) -> bool:
@@ -353,7 +354,7 @@ class GrpcCall:
         return True
 
     def start(self, path: str) -> None:
-        """Begin a call of `path` on the open connection."""
+        """Start a call of `path` on the open connection."""
         self._stream += 2
         self._messages, self.open = Messages(), True
         self._http2.headers(
@@ -370,7 +371,8 @@ class GrpcCall:
         )
 
     def send(self, data: bytes, *, last: bool = False) -> None:
-        """Send one message of the call. The size limit applies to the response to each message: a stream may stay open for days.
+        """Send one message of the call. The size limit applies to the response to each message: a stream may stay open
+        for days.
 
         Raises Http2Error if the connection has broken since `connect`, even without a call of `ended`.
         """
@@ -384,9 +386,10 @@ class GrpcCall:
             raise Http2Error(self._broken_by)
 
     async def finish(self) -> None:
-        """End a call whose requests have all been answered: this side's end, then the server's, then the connection.
+        """End a call whose requests have all been answered: first this side, then the server's, then the connection.
 
-        Otherwise the end would be a cancellation to the server. It becomes one if the server does not end the call in time.
+        Otherwise the server would see the end as a cancellation. It becomes one if the server does not end the call in
+        time.
         """
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.arrived = lambda _now_ns, _message: None
@@ -443,7 +446,7 @@ class GrpcCall:
 
 
 def _status(trailers: dict[str, str]) -> str | None:
-    """The error of a finished call; None for status OK."""
+    """The error of a finished call. None for status OK."""
     code = trailers.get("grpc-status", "2")
     if code == "0":
         return None

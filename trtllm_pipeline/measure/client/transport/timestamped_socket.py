@@ -1,8 +1,8 @@
-"""A TCP connection that knows the time of arrival of every read.
+"""A TCP connection that knows the arrival time of every read.
 
 The kernel timestamps incoming packets (SO_TIMESTAMPNS) and returns the timestamp with the data. A busy event loop reads
-late but records the time of arrival, so the client's own load does not count as the server's latency. If several packets
-wait, the timestamp is that of the last one. Without kernel timestamps (TLS, other systems) it is the time of the read.
+late but records the arrival time, so the client's own load does not count as server latency. If several packets wait,
+the timestamp is that of the last one. Without kernel timestamps (TLS, other systems) it is the time of the read.
 Source: Linux, Documentation/networking/timestamping.rst; for TCP the timestamp is that of the last byte read.
 """
 
@@ -27,8 +27,9 @@ _MAX_AGE_NS: Final = 10_000_000_000
 _SAME_MOMENT_NS: Final = 5_000
 
 MAX_MESSAGE_BYTES: Final = 1 << 24
-"""Limit for anything that is parsed as a whole in any protocol: an event, a message, a body. That much text is parsed in
-less than a second."""
+"""Limit for anything that is parsed as a whole in any protocol: an event, a message, a body. Text of this size is
+parsed in less than a second.
+"""
 MAX_STREAM_BYTES: Final = 1 << 30
 """Limit for a response that is passed on in parts."""
 MAX_UNSENT_BYTES: Final = 1 << 26
@@ -51,7 +52,7 @@ def _both_clocks() -> tuple[int, int]:
 
 
 async def _handshake(loop: asyncio.AbstractEventLoop, sock: ssl.SSLSocket) -> None:
-    """Not in a thread, because one that waits for a silent peer would outlive every time limit."""
+    """Not in a thread: one that waits for a silent peer would exceed every timeout."""
     while True:
         ready: asyncio.Future[None] = loop.create_future()
         try:
@@ -73,14 +74,14 @@ def _set(ready: asyncio.Future[None]) -> None:
 
 
 class TimestampedSocket:
-    """An open connection. Set `arrived` and `ended` before anything is awaited."""
+    """An open connection. Set `arrived` and `ended` before the first await."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.arrived: Arrived = lambda _now_ns, _data: None
         self.ended: Ended = lambda _reason: None
         self.open = True
         self.late_ns = 0
-        """Delay between arrival and reading of the latest bytes; 0 without kernel timestamps."""
+        """Delay between arrival and reading of the last bytes. 0 without kernel timestamps."""
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         self._unsent = bytearray()
@@ -106,7 +107,7 @@ class TimestampedSocket:
                     sock = tls.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
                     await _handshake(loop, sock)
                 else:
-                    with suppress(OSError):  # times of reading then
+                    with suppress(OSError):  # then times of reads are used
                         sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
                 return cls(sock)
             except BaseException as error:
@@ -116,11 +117,15 @@ class TimestampedSocket:
         raise OSError(f"cannot resolve {host}")
 
     def mark_request(self) -> None:
-        """Call before sending a request: responses never get an older time, even if the kernel's timestamp clock is changed."""
+        """Call before sending a request: responses never get an older time, even if the kernel's timestamp clock is
+        changed.
+        """
         self._latest_ns = max(self._latest_ns, time.monotonic_ns())
 
     def write(self, data: bytes) -> None:
-        """Send what the kernel accepts now, and the rest as soon as possible. A broken connection is reported by `ended`."""
+        """Send as much as the kernel accepts now, and the rest as soon as possible. `ended` reports a broken
+        connection.
+        """
         if len(self._unsent) + len(data) > MAX_UNSENT_BYTES:
             self._end(f"the server does not read from the connection; {len(self._unsent)} bytes are waiting")
             return
@@ -137,7 +142,7 @@ class TimestampedSocket:
             self._loop.remove_reader(self._sock)
 
     def resume(self) -> None:
-        """Read again."""
+        """Resume reading."""
         if self.open:
             self._loop.add_reader(self._sock, self._readable)
 
@@ -195,7 +200,7 @@ class TimestampedSocket:
         return self._latest_ns, data
 
     def _read_tls(self) -> tuple[int, bytes]:
-        # All that is decrypted already: the socket does not become readable again for it.
+        # Read all decrypted data: the socket does not become readable again for it.
         assert isinstance(self._sock, ssl.SSLSocket)
         data = self._sock.recv(_READ_BYTES)
         now_ns = time.monotonic_ns()

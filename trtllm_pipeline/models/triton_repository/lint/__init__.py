@@ -1,8 +1,8 @@
-"""The linter of Triton model repositories: what is wrong with a directory before any server reads it.
+"""The linter of Triton model repositories: finds faults in a directory before a server reads it.
 
-`lint` works on any repository. It knows more about those of TensorRT-LLM: the engine behind them, the five models'
-parameters, `model.yaml`. Every rule has a stable id (`TRT304`), a name, a severity and a hint. The rules are in
-`rules/`, one module for each hundred.
+`lint` accepts any repository. For those of TensorRT-LLM, it also checks the engine, the five models' parameters, and
+`model.yaml`. Every rule has a stable id (`TRT304`), a name, a severity and a hint. The rules are in `rules/`, one
+module for each hundred.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Names that servers read in a repository, from `data/repository_names.json`, and the nearest one to a name they do not."""
+"""Names that servers read in a repository, from `data/repository_names.json`, and the nearest known name for an unknown
+one.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ from typing import Final
 from trtllm_pipeline import PACKAGE
 
 LOOSE: Final = 0.8
-"""Similarity of a misspelled name to a name of a complete list."""
+"""Minimum similarity of a misspelled name to a name in a complete list."""
 STRICT: Final = 0.9
-"""The same for a list that lacks names of other releases: these must not pass for misspelled."""
+"""The same for a list that lacks names of other releases, which must not be mistaken for misspellings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class KnownNames:
     vllm: Mapping[str, Sequence[str]]
     """Keys of model.json by section."""
     instead: Mapping[str, Mapping[str, str]]
-    """By server: a name that belongs elsewhere -> the name to use, or in parentheses what it is."""
+    """By server: a name that belongs elsewhere -> the name to use, or in parentheses an explanation."""
 
 
 @cache

@@ -33,7 +33,7 @@ class Violation:
 
 @dataclass(frozen=True)
 class Model:
-    """One model directory. Without a config.pbtxt `text` is None; without one that parses `config` is None."""
+    """One model directory. `text` is None without a config.pbtxt, `config` is None unless it can be parsed."""
 
     folder: Path
     text: str | None
@@ -43,7 +43,7 @@ class Model:
 
     @property
     def name(self) -> str:
-        """The directory's name, by which Triton loads it."""
+        """The directory's name, under which Triton loads it."""
         return self.folder.name
 
     @property
@@ -53,19 +53,19 @@ class Model:
 
     @cached_property
     def parameters(self) -> Mapping[str, str]:
-        """Parameters with a value; those with a placeholder have none yet."""
+        """Parameters that have a value. Those with a placeholder are left out."""
         texts = {} if self.config is None else model_config.string_parameters(self.config)
         return {key: value for key, value in texts.items() if "${" not in value}
 
     @cached_property
     def versions(self) -> tuple[Path, ...]:
         """Its version directories, the newest last. Triton ignores names with leading zeros."""
-        found = (path for path in self.folder.iterdir() if path.is_dir() and _VERSION.fullmatch(path.name))
-        return tuple(sorted(found, key=lambda path: int(path.name)))
+        versions = (path for path in self.folder.iterdir() if path.is_dir() and _VERSION.fullmatch(path.name))
+        return tuple(sorted(versions, key=lambda path: int(path.name)))
 
     @cached_property
     def served(self) -> tuple[Path, ...]:
-        """The version directories that its version policy selects. Without a policy, the newest."""
+        """The version directories selected by its version policy. Without a policy, the newest."""
         policy = None if self.config is None else self.config.version_policy
         choice = None if policy is None else policy.WhichOneof("policy_choice")
         if policy is None or choice is None:
@@ -88,7 +88,7 @@ class Model:
 
     @property
     def is_embedded(self) -> bool:
-        """True if it runs an engine of the embedded toolchain, under TensorRT-LLM's tensor names."""
+        """True if it runs an engine of the embedded toolchain, which uses TensorRT-LLM's tensor names."""
         config = self.config
         return (
             config is not None
@@ -99,7 +99,7 @@ class Model:
 
     @property
     def is_llmapi(self) -> bool:
-        """True if it runs TensorRT-LLM's LLM API, by its sampling inputs or its model.yaml."""
+        """True if it runs TensorRT-LLM's LLM API, according to its sampling inputs or its model.yaml."""
         if any((version / "model.yaml").is_file() for version in self.versions):
             return True
         return self.config is not None and any(each.name.startswith("sampling_param_") for each in self.config.input)
@@ -112,7 +112,7 @@ class Model:
         )
 
     def unset(self) -> Iterator[tuple[str, str, int]]:
-        """Parameters whose whole value is a placeholder, as templates have them: key, placeholder, its line."""
+        """Parameters whose value is a placeholder, as in templates: key, placeholder, its line."""
         for match in _UNSET.finditer(self._code):
             yield match["key"], match["name"], self._code.count("\n", 0, match.start("name")) + 1
 
@@ -146,17 +146,17 @@ class ModelRepository:
     folder: Path
     models: Mapping[str, Model]
     engine: Engine | None
-    """The engine that is served, if it could be read."""
+    """The served engine, if it could be read."""
     release: str | None
     unlike_release: Callable[[Mapping[str, Any]], Sequence[str]] | None = None
     """What settings of the LLM API have that the release does not, as `PLACE: words`. None if it is unknown."""
 
     def with_config(self) -> list[Model]:
-        """The models that have a config.pbtxt, whether or not it can be read."""
+        """The models that have a config.pbtxt, whether or not it can be parsed."""
         return [model for model in self.models.values() if model.text is not None]
 
     def parsed(self) -> Iterator[tuple[Model, ModelConfig]]:
-        """The models whose configuration can be read, with it."""
+        """The models with a valid configuration, and the configuration."""
         yield from ((model, model.config) for model in self.models.values() if model.config is not None)
 
     def engines(self) -> Iterator[tuple[Model, ModelConfig]]:

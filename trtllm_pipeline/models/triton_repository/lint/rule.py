@@ -11,8 +11,9 @@ from trtllm_pipeline.base import Json
 from trtllm_pipeline.models.triton_repository.lint.model_repository import ModelRepository, Violation
 
 Severity = Literal["error", "warning", "note"]
-"""error: the model does not load, or does not behave as the file says. warning: it loads, but a setting has no effect or
-fails later. note: information."""
+"""error: the model does not load, or does not behave as the file specifies. warning: it loads, but a setting has no
+effect or fails later. note: information.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class LintRule:
     name: str
     severity: Severity
     what: str
-    """The fault it finds, as a phrase."""
+    """The fault that it finds, as a phrase."""
     hint: str
     """The remedy."""
     check: Callable[[ModelRepository], Iterator[Violation]]
@@ -47,11 +48,11 @@ class Finding:
         return f"{where}: {self.severity} {self.rule} {self.name}: {self.message}"
 
     def to_json(self) -> dict[str, Json]:
-        """As `pipeline models lint --format json` prints it."""
+        """One entry of `pipeline models lint --format json`."""
         return {**asdict(self), "file": str(self.file)}
 
     def github(self) -> str:
-        """A workflow command of GitHub Actions, which shows the finding at its line."""
+        """A workflow command for GitHub Actions, which shows the finding at its line."""
         where = f"file={_property(str(self.file))}" + ("" if self.line is None else f",line={self.line}")
         title, text = _property(f"{self.rule} {self.name}"), _escaped(f"{self.message}. {self.hint}")
         return f"::{'notice' if self.severity == 'note' else self.severity} {where},title={title}::{text}"
@@ -67,7 +68,7 @@ def _property(text: str) -> str:
 
 Check = Callable[..., Iterator[Violation]]
 DEFINED: Final[list[LintRule]] = []
-"""Every rule of the modules that are imported."""
+"""All rules of the imported modules."""
 
 
 def rule(
@@ -77,9 +78,10 @@ def rule(
     severity: Severity = "error",
     each: Callable[[ModelRepository], Iterable[tuple[Any, ...]]] = lambda repository: [(repository,)],
 ) -> Callable[[Check], Check]:
-    """Define a rule by a function that yields violations. The function's name is the rule's, its docstring what it finds.
+    """Define a rule by a function that yields violations. Its name becomes the rule's name, its docstring the
+    description.
 
-    It is called with everything that `each` gives: the repository, or the models that the rule is about.
+    It is called with each item from `each`: the repository, or the models that the rule checks.
     """
 
     def define(find: Check) -> Check:

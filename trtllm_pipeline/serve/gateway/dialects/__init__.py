@@ -1,14 +1,14 @@
-"""Dialects: how each family of models is given tools, and how it writes reasoning and tool calls. Pure: no I/O.
+"""Dialects: how each model family receives tools, and how it writes reasoning and tool calls. Pure: no I/O.
 
     dialect = dialect_for("auto", template_source, config)
     prepared = dialect.prepare(Turn(messages, tools, tool_choice))            # DialectError: a 400 in words
     started = prepared.start(renderer.render(prepared.chat), stream=True)
-    for piece in answer_to(started.prompt):
+    for piece in response_to(started.prompt):
         for delta in started.parser.feed(piece):                              # Content, Reasoning, CallStart, CallArguments
             ...
     started.parser.end()
 
-A new family is a class in a file of its own, see `json_calls.Hermes`, and a row in `FAMILIES`.
+To add a family, write a class in a separate file, such as `json_calls.Hermes`, and add a row to `FAMILIES`.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ AUTO: Final = "auto"
 
 
 class DialectFamily(NamedTuple):
-    """A dialect and how its models are recognized: all of `texts` are in their chat template, and the configuration is of one
-    of `model_types` where any are named.
+    """A dialect, and how its models are recognized: their chat template contains all of `texts`, and their
+    configuration has one of `model_types`, if there are any.
     """
 
     dialect: Dialect
@@ -75,7 +75,7 @@ class DialectFamily(NamedTuple):
 
 
 FAMILIES: Final = (
-    # The first that fits is taken.
+    # The first match wins.
     DialectFamily(Harmony(), ("<|channel|>", "<|start|>")),
     DialectFamily(DeepSeek(), ("<｜tool▁calls▁begin｜>", "```json")),
     DialectFamily(DeepSeekV31(), ("<｜tool▁calls▁begin｜>",)),
@@ -97,18 +97,18 @@ _OFTEN_MEANT: Final = {
     "gpt": ": gpt-oss writes as harmony",
     "llama": ": Llama 3 writes as llama3, Llama 4 as llama4",
 }
-"""Prefix of model names without a dialect of that name -> the dialects of these models."""
+"""Prefix of model names that is not a dialect's name -> the dialects of these models."""
 
 
 def names() -> list[str]:
-    """Every dialect's name, and `auto`."""
+    """The names of all dialects, and `auto`."""
     return [AUTO, PLAIN.name, *dict.fromkeys(family.dialect.name for family in FAMILIES)]
 
 
 def dialect_for(name: str, template: str | None, config: Mapping[str, Any] | None = None) -> Dialect:
-    """The dialect of that name, or for `auto` the one of a model with this chat template and config.json.
+    """The dialect called `name`, or for `auto` the one of a model with this chat template and config.json.
 
-    Raises UsageError for a name that is none.
+    Raises UsageError for an unknown name.
     """
     if name == PLAIN.name:
         return PLAIN

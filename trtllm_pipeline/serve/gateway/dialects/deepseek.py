@@ -1,4 +1,4 @@
-"""DeepSeek V3, R1 and V3.1. The markers have full-width bars, and are not special tokens."""
+"""DeepSeek V3, R1 and V3.1. The markers contain full-width bars, and are not special tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FENCE: Final = "```"
 
 
 class DeepSeek(Dialect):
-    """`function`, a separator, the name, and the arguments in a fence. Earlier calls are given to templates as text.
+    """`function`, a separator, the name, and the arguments in a fence. Templates get earlier calls as text.
 
     Source: https://huggingface.co/deepseek-ai/DeepSeek-V3-0324, its chat template
     """
@@ -30,12 +30,12 @@ class DeepSeek(Dialect):
     after_name = f"\n{_FENCE}json\n"
 
     def beginning(self, name: str, schemas: Object, *, guided: bool) -> tuple[str, Object | None]:
-        """The markers, and what is known of the call."""
+        """The markers, and the known part of the call."""
         beginning = f"{_CALLS}{_CALL}{self.before_name}"
         return (beginning + name + self.after_name, schemas[name] if guided else None) if name else (beginning, None)
 
     def calls(self, reader: Reader, marker: str) -> Steps[None]:
-        """Calls, one behind the other."""
+        """Consecutive calls."""
         if marker == _CALLS:
             yield from reader.space()
             yield from reader.need(_CALL)
@@ -48,7 +48,7 @@ class DeepSeek(Dialect):
         yield from reader.close(_CALLS_END)
 
     def _call(self, reader: Reader) -> Steps[None]:
-        """Either form: V3.1 writes the name before the separator, and no fence."""
+        """Either form: V3.1 writes the name before the separator, without a fence."""
         name = (yield from reader.until(_SEPARATOR)).strip()
         if name == "function" and name not in reader.expected.tools:
             name = (yield from reader.until("\n")).strip()
@@ -62,7 +62,7 @@ class DeepSeek(Dialect):
 
 
 class DeepSeekV31(DeepSeek):
-    """The name before the separator."""
+    """Writes the name before the separator."""
 
     name = "deepseek-v3.1"
     before_name = ""

@@ -1,4 +1,4 @@
-"""The interface of a dialect: how a family of models is given tools, and how it writes reasoning and tool calls."""
+"""The interface of a dialect: how a model family receives tools, and how it writes reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from trtllm_pipeline.serve.gateway.dialects.parsing import (
 Object = Mapping[str, Any]
 _ROLES: Final = ("assistant", "developer", "system", "tool", "user")
 _SPEAKING: Final = frozenset({"developer", "system", "user"})
-"""Roles whose messages need content: an assistant may only call tools, and a tool may return nothing."""
+"""Roles whose messages need content. An assistant may only call tools, and a tool may return nothing."""
 
 
 class DialectError(UsageError):
-    """A conversation that this model cannot take. `param` is the field of the request, as OpenAI's errors name it."""
+    """A conversation that this model cannot process. `param` is the field of the request, as OpenAI's errors name it."""
 
     def __init__(self, message: str, *, param: str, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -35,7 +35,7 @@ class DialectError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A request for an answer, in the words of OpenAI's API."""
+    """A request, in the terms of OpenAI's API."""
 
     messages: Sequence[Object]
     tools: Sequence[Object] = ()
@@ -48,31 +48,31 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The beginning of an answer: what the backend is asked, and what reads its text."""
+    """The start of a response: the prompt and options for the backend, and the parser of its text."""
 
     prompt: str
     parser: AnswerParser
     guide: Object | None = None
-    """JSON schema that the text has to follow, for backends with guided decoding."""
+    """JSON schema that the text must follow, for backends with guided decoding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A conversation as a model's chat template takes it."""
+    """A conversation in the form that a model's chat template accepts."""
 
     dialect: Dialect
     chat: Chat
     schemas: Object
-    """Schema of the arguments of each tool that may be called."""
+    """Schema of the arguments of each allowed tool."""
     forced: str | None
-    """The tool that has to be called; "" for any."""
+    """The tool that must be called. "" for any."""
     parallel: bool
 
     def start(self, prompt: str, *, stream: bool, guided: bool = False, answer_only: bool = False) -> Started:
-        """Begin an answer to `prompt`, the text of `chat`.
+        """Start a response to `prompt`, the text of `chat`.
 
-        `guided`: the backend follows a JSON schema. `answer_only`: no reasoning, because something else guides the text.
-        A forced call starts in the prompt; the parser has read that beginning already.
+        `guided`: the backend follows a JSON schema. `answer_only`: no reasoning, because something else guides the
+        text. A forced call starts in the prompt, and the parser has already read that start.
         """
         inside = self.dialect.reasoning_opened(prompt)
         beginning, guide = "", None
@@ -87,19 +87,20 @@ class Prepared:
 
 
 class Dialect:
-    """A family of models. Subclasses say what differs; instances have no state."""
+    """A model family. Subclasses define the differences. Instances have no state."""
 
     name: ClassVar[str] = "plain"
     markers: ClassVar[tuple[str, ...]] = ()
-    """The texts by which the parser recognizes calls and reasoning. If the tokenizer has some of them as special tokens, the
-    backend must be asked to keep special tokens in the text: see `special_markers`."""
+    """The texts by which the parser recognizes calls and reasoning. If some of them are special tokens of the
+    tokenizer, the backend must be told to keep special tokens in the text: see `special_markers`.
+    """
     ends: ClassVar[tuple[str, ...]] = ()
     """Tokens that end a response. They are in its text if special tokens are kept."""
     reasoning: ClassVar[Mapping[str, str]] = {"<think>": "</think>"}
     """Opening marker of the reasoning -> its closing marker."""
     takes_tools: ClassVar[bool] = False
     arguments_as_text: ClassVar[bool] = False
-    """True if the template takes the arguments of earlier calls as JSON text, not as an object."""
+    """True if the template expects the arguments of earlier calls as JSON text, not as an object."""
 
     def prepare(self, turn: Turn) -> Prepared:
         """The conversation for the template. Raises DialectError."""
@@ -109,7 +110,7 @@ class Dialect:
             schemas = {}
         if schemas and not self.takes_tools:
             raise DialectError(
-                "this model's chat template shows no form of tool calls that the gateway knows",
+                "this model's chat template has no form of tool calls that the gateway knows",
                 param="tools",
                 hint="send the request without tools; the operator of the server can set the model's family with --dialect",
             )
@@ -122,18 +123,18 @@ class Dialect:
         return Chat(messages, tools=tools or None, variables=variables)
 
     def beginning(self, name: str, schemas: Object, *, guided: bool) -> tuple[str, Object | None]:
-        """The text that a call of `name`, or of any tool, starts with, and the schema of what follows. Raises DialectError."""
+        """The text that starts a call of `name`, or of any tool, and the schema of the rest. Raises DialectError."""
         raise DialectError(
             "this model cannot be made to call a tool", param="tool_choice", hint="leave it to the model: auto"
         )
 
     def reasoning_opened(self, prompt: str) -> str | None:
-        """The opening marker of the reasoning within which `prompt` ends."""
+        """The opening marker of the reasoning that is open at the end of `prompt`."""
         end = prompt[-64:].rstrip()
         return next((opening for opening in self.reasoning if end.endswith(opening)), None)
 
     def new_id(self) -> str:
-        """A new call's id."""
+        """An id for a new call."""
         return call_id()
 
     def parser(self, expected: Expected, inside: str | None) -> AnswerParser:
@@ -145,7 +146,7 @@ class Dialect:
             inside = yield from reader.take(*self.reasoning)
         if inside is not None:
             yield from reader.space()
-            if (yield from reader.take(inside)):  # some models repeat the marker with which the prompt ends
+            if (yield from reader.take(inside)):  # some models repeat the marker at the end of the prompt
                 yield from reader.space()
             reader.settle()
             yield from reader.pass_on(self.reasoning[inside], *self.ends, kind=Reasoning)
@@ -154,7 +155,7 @@ class Dialect:
         yield from self.grammar(reader)
 
     def grammar(self, reader: Reader) -> Steps[None]:
-        """Read the part after the reasoning: content and, if there are tools, calls behind markers, in any order."""
+        """Read everything after the reasoning: content and, if there are tools, calls behind markers, in any order."""
         looked_for = self.markers if reader.expected.tools else ()
         while (marker := (yield from reader.pass_on(*looked_for, *self.ends))) is not None:
             if marker in self.ends or (yield from reader.attempt(self.calls(reader, marker))):
@@ -162,7 +163,7 @@ class Dialect:
                 reader.settle()
 
     def calls(self, reader: Reader, marker: str) -> Steps[None]:
-        """Read the call, or calls, behind `marker`. Raises BrokenError if there is none."""
+        """Read the call or calls behind `marker`. Raises BrokenError if there is none."""
         yield from ()
         raise BrokenError
 
@@ -171,7 +172,7 @@ PLAIN: Final = Dialect()
 
 
 def special_markers(dialect: Dialect, special_tokens: Sequence[str]) -> tuple[str, ...]:
-    """The markers that a backend drops unless it is asked to keep special tokens."""
+    """The markers that a backend drops unless told to keep special tokens."""
     known = frozenset(special_tokens)
     return tuple(marker for marker in (*dialect.markers, *dialect.reasoning) if marker in known)
 
@@ -199,7 +200,7 @@ def _schemas(tools: Sequence[Object]) -> dict[str, Object]:
 
 
 def _forced(choice: str | Object | None, schemas: Mapping[str, Object]) -> str | None:
-    """The tool that has to be called; "" for any of several."""
+    """The tool that must be called. "" for any of several."""
     if choice in (None, "none", "auto"):
         return None
     if not schemas:
@@ -213,14 +214,16 @@ def _forced(choice: str | Object | None, schemas: Mapping[str, Object]) -> str |
         raise DialectError(
             f"tool_choice names {name!r}; the tools are {known}"
             if isinstance(name, str)
-            else 'tool_choice is none of "none", "auto", "required" and {"type": "function", "function": {"name": ...}}',
+            else 'tool_choice must be one of "none", "auto", "required" or {"type": "function", "function": {"name": ...}}',
             param="tool_choice",
         )
     return name
 
 
 def _messages(given: Sequence[Object], *, as_text: bool) -> list[dict[str, Any]]:
-    """The messages as templates expect them: contents are texts, arguments objects, and results say what was called."""
+    """The messages as templates expect them: contents are texts, arguments are objects, and results name the called
+    tool.
+    """
     messages: list[dict[str, Any]] = []
     names: dict[str, str] = {}
     for number, message in enumerate(given):
@@ -261,9 +264,9 @@ def _content(content: Any, where: str) -> str:
             raise DialectError(f"{where} has a part of type 'text' whose text is missing", param=where)
         if not isinstance(text, str):
             raise DialectError(
-                f"{where} has a part of type {kind!r}; this model takes texts only",
+                f"{where} has a part of type {kind!r}; this model only accepts text",
                 param=where,
-                hint="leave the part out, or ask a model that takes it",
+                hint="leave the part out, or use a model that accepts it",
             )
         texts.append(text)
     return "\n".join(texts)

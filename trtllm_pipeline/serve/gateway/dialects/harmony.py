@@ -1,4 +1,6 @@
-"""gpt-oss: the channels of the harmony format. Every marker is a special token: without them the channels cannot be distinguished."""
+"""gpt-oss: the channels of the harmony format. Every marker is a special token: without them, channels cannot be told
+apart.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ class Harmony(Dialect):
     takes_tools = True
 
     def chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], variables: Object) -> Chat:
-        """The template knows the reasoning of earlier messages as `thinking`."""
+        """The template calls the reasoning of earlier messages `thinking`."""
         for message in messages:
             if "reasoning_content" in message:
                 message.setdefault("thinking", message.pop("reasoning_content"))
@@ -43,7 +45,7 @@ class Harmony(Dialect):
         return header, schemas[name] if guided else None
 
     def grammar(self, reader: Reader) -> Steps[None]:
-        """Messages, one after the other. Text outside of them is content."""
+        """Consecutive messages. Text outside them is content."""
         while True:
             marker = yield from reader.pass_on(*_STARTS, *_ENDS)
             if marker is None:

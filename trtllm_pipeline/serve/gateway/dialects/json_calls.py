@@ -11,7 +11,7 @@ from trtllm_pipeline.serve.gateway.dialects.parsing import Reader, Steps
 
 
 class JsonCalls(Dialect):
-    """Calls as `{"name": ..., "arguments": {...}}`, or lists of such, each after one of `markers`."""
+    """Calls as `{"name": ..., "arguments": {...}}`, or lists of these, each after one of `markers`."""
 
     takes_tools = True
     opening: ClassVar[str] = ""
@@ -20,12 +20,12 @@ class JsonCalls(Dialect):
     """Optional text after it."""
     arguments_key: ClassVar[str] = "arguments"
     in_lists: ClassVar[bool] = False
-    """True if calls are in lists. A call of an offered tool at the start of a response is recognized without its marker, which
-    backends drop if it is a special token.
+    """True if calls are in lists. A call of an offered tool at the start of a response is recognized without its
+    marker, which backends drop if it is a special token.
     """
 
     def beginning(self, name: str, schemas: Object, *, guided: bool) -> tuple[str, Object | None]:
-        """The opening, and as much of the object as is known."""
+        """The opening, and the known part of the object."""
         if name:
             encoded = json.dumps(name, ensure_ascii=False)
             return f'{self.opening}{{"name": {encoded}, "{self.arguments_key}": ', schemas[name] if guided else None
@@ -42,7 +42,7 @@ class JsonCalls(Dialect):
         }
 
     def grammar(self, reader: Reader) -> Steps[None]:
-        """First calls whose marker was dropped."""
+        """Starts with calls whose marker was dropped."""
         if self.in_lists and reader.expected.tools:
             yield from reader.space()
             if (yield from reader.ahead("[{")) and (yield from reader.attempt(reader.calls_in_json(declared=True))):
@@ -59,7 +59,7 @@ class JsonCalls(Dialect):
 
 
 class Hermes(JsonCalls):
-    """Hermes 2 Pro and 3, Qwen2.5, Qwen3, QwQ, and others with their form. Their markers are not special tokens.
+    """Hermes 2 Pro and 3, Qwen2.5, Qwen3, QwQ, and others with the same format. Their markers are not special tokens.
 
     Source: https://qwen.readthedocs.io/en/latest/framework/function_call.html
     """
@@ -72,7 +72,7 @@ class Hermes(JsonCalls):
 
 
 class InContent(JsonCalls):
-    """Families whose templates have no earlier calls: those become part of the message's content."""
+    """Families whose templates do not support earlier calls: these become part of the message's content."""
 
     in_lists = True
 
@@ -92,7 +92,8 @@ class InContent(JsonCalls):
 class Phi(InContent):
     """Phi-4-mini and Phi-4-multimodal: the system message carries the tools, as JSON text.
 
-    Templates of others take them as all do, and ask for `functools[...]`. Source: https://huggingface.co/microsoft/Phi-4-mini-instruct
+    Templates of other Phi models accept tools as usual, and request `functools[...]`. Source:
+    https://huggingface.co/microsoft/Phi-4-mini-instruct
     """
 
     name = "phi"
@@ -110,14 +111,14 @@ class Phi(InContent):
         return super().chat(messages, tools, variables)
 
     def calls(self, reader: Reader, marker: str) -> Steps[None]:
-        """A list; that of functools started in the marker."""
+        """A list. With functools, it starts in the marker."""
         if marker.endswith("["):
             reader.back(1)
         yield from super().calls(reader, marker)
 
 
 class Granite(InContent):
-    """Granite 3; Granite 4 writes as Hermes does. Source: https://www.ibm.com/granite/docs/models/granite"""
+    """Granite 3. Granite 4 uses the format of Hermes. Source: https://www.ibm.com/granite/docs/models/granite"""
 
     name = "granite"
     markers = ("<|tool_call|>", "<tool_call>")

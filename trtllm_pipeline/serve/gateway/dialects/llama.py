@@ -1,4 +1,4 @@
-"""Llama 3.1 to 3.3 and Llama 4: a call is the whole answer, as bare JSON or as a call in Python."""
+"""Llama 3.1 to 3.3 and Llama 4: a call is the whole response, as bare JSON or as a Python call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trtllm_pipeline.serve.gateway.dialects.python_calls import python_calls
 class Llama(JsonCalls):
     """Bare JSON with `name` and `parameters`, or after a marker, which is a special token.
 
-    An answer that starts as a call of a tool that was offered is one. Sources:
+    A response that starts like a call of an offered tool is a call. Sources:
     https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1, .../llama4
     """
 
@@ -39,7 +39,7 @@ class Llama(JsonCalls):
             yield from reader.calls_in_json(declared=True)
 
     def calls(self, reader: Reader, marker: str) -> Steps[None]:
-        """JSON, or `name.call(key="value")`, as for the tools that Llama 3 knows by itself."""
+        """JSON, or `name.call(key="value")`, as for Llama 3's built-in tools."""
         while True:
             yield from reader.space()
             if (yield from reader.ahead("{")):
@@ -53,14 +53,14 @@ class Llama(JsonCalls):
 
 
 class Llama4(Llama):
-    """Its template asks for JSON; the model was also trained on lists of calls in Python."""
+    """Its template requests JSON. The model was also trained on lists of Python calls."""
 
     name = "llama4"
     markers = ("<|python_start|>",)
     ends = ("<|python_end|>", "<|eom|>", "<|eot|>")
 
     def calls(self, reader: Reader, marker: str) -> Steps[None]:
-        """A list of calls in Python, or JSON, up to the end marker."""
+        """A list of Python calls, or JSON, up to the end marker."""
         yield from super().calls(reader, marker)
         if not reader.calls:
             raise BrokenError

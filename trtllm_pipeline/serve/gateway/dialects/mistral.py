@@ -17,8 +17,8 @@ _ID_LENGTH: Final = 9
 
 
 class Mistral(JsonCalls):
-    """All markers are control tokens. If a backend drops them, calls of offered tools are still recognized at the
-    beginning of the answer. Templates refuse ids of calls of another form, so those of other models are replaced.
+    """All markers are control tokens. If a backend drops them, calls of offered tools are still recognized at the start
+    of the response. Templates reject call ids of another form, so ids of other models are replaced.
 
     Source: https://github.com/mistralai/mistral-common (tokens/tokenizers)
     """
@@ -29,10 +29,10 @@ class Mistral(JsonCalls):
     reasoning = {"[THINK]": "[/THINK]", "<think>": "</think>"}
     in_lists = True
     by_name = False
-    """True if calls are written as a name and arguments."""
+    """True if a call is written as a name and arguments."""
 
     def chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], variables: Object) -> Chat:
-        """With ids of nine letters and digits."""
+        """Converts call ids to nine letters and digits."""
         for message in messages:
             for call in message.get("tool_calls", ()):
                 call["id"] = _short(str(call.get("id")))
@@ -45,14 +45,14 @@ class Mistral(JsonCalls):
         return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(_ID_LENGTH))
 
     def beginning(self, name: str, schemas: Object, *, guided: bool) -> tuple[str, Object | None]:
-        """The marker, with the name or within a list."""
+        """The marker, followed by the name or the start of a list."""
         if not self.by_name:
             beginning, guide = super().beginning(name, schemas, guided=guided)
             return f"[TOOL_CALLS] [{beginning}", guide
         return (f"[TOOL_CALLS]{name}[ARGS]", schemas[name] if guided else None) if name else ("[TOOL_CALLS]", None)
 
     def grammar(self, reader: Reader) -> Steps[None]:
-        """First calls whose marker was dropped."""
+        """Starts with calls whose marker was dropped."""
         if reader.expected.tools:
             yield from reader.space()
             openings = [f"{name}{{" for name in reader.expected.tools]

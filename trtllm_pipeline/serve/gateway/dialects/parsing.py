@@ -1,15 +1,15 @@
-"""Reads a model's answer while it is written: its content, its reasoning and its tool calls.
+"""Parses a model's response while it is generated: its content, reasoning and tool calls.
 
-A grammar is a generator that requests text from a `Reader` and yields when it has to wait for more. So a marker may be
-split over any pieces, and the pieces do not change what is found.
+A grammar is a generator that requests text from a `Reader` and yields to wait for more. A marker may be split at any
+point, and the result does not depend on the pieces.
 
     parser = AnswerParser(grammar, Expected(tools, stream=True))
     deltas = parser.feed("Let me see.<tool_c")     # [Content("Let me see.")]
     deltas = parser.end()
 
-Nothing is lost and nothing raises: what starts as a call and is none is given back as content. A streamed call is
-passed on as it is written, so one that is cut off stays unfinished, with `finish_reason` saying why. One that is not
-streamed is given back as content.
+Text is never lost and nothing raises: text that starts like a call but is not one becomes content. A streamed call is
+forwarded as it is generated. If it is cut off, it stays unfinished, and `finish_reason` gives the reason. An unfinished
+call that is not streamed becomes content.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar, Union
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
-"""Yields where more text is needed, and returns what was read."""
+"""Yields when it needs more text, and returns its result."""
 Emit = Callable[[str], None]
 
 _ALPHANUMERIC: Final = string.ascii_letters + string.digits
@@ -36,34 +36,34 @@ _SCALARS: Final = {
     "true": "true",
     "false": "false",
     "null": "null",
-    # as models write them that think of Python
+    # as written by models that confuse JSON with Python
     "True": "true",
     "False": "false",
     "None": "null",
 }
 _ESCAPES: Final = frozenset('"\\/bfnrtu')
 _DEEPEST: Final = 100
-"""Levels of nested arguments: `json`, too, recurses."""
+"""Maximum depth of nested arguments: `json` recurses, too."""
 _SPACE: Final = " \t\r\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Text of the answer."""
+    """Text of the response."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text that the model wrote before its answer."""
+    """Text that the model wrote before its response."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """A tool call starts. `index` counts the calls of an answer."""
+    """A tool call starts. `index` counts the calls of a response."""
 
     index: int
     id: str
@@ -72,7 +72,7 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The next part of a call's arguments. All parts of a finished call together are a JSON object."""
+    """The next part of a call's arguments. Together, all parts of a finished call are a JSON object."""
 
     index: int
     text: str
@@ -86,11 +86,11 @@ class BrokenError(Exception):
 
 
 class _EnoughError(Exception):
-    """The one call that may be is whole."""
+    """The only allowed call is complete."""
 
 
 def call_id() -> str:
-    """A new call's id, as OpenAI's look."""
+    """An id for a new call, in OpenAI's format."""
     return "call_" + "".join(secrets.choice(_ALPHANUMERIC) for _ in range(24))
 
 
@@ -99,16 +99,16 @@ class Expected:
     """The markers and tools of a parser."""
 
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Schema of the arguments by the tool's name. Without any, nothing is read as a call."""
+    """Schema of the arguments, by tool name. Without any, text is never parsed as a call."""
     stream: bool = False
     """True if parts of a call are passed on before it is complete."""
     parallel: bool = True
-    """True if there may be more than one call."""
+    """True if several calls are allowed."""
     new_id: Callable[[], str] = call_id
 
 
 class AnswerParser:
-    """Reads one answer. `done` says that no further text is wanted: the one call that may be is whole."""
+    """Parses one response. `done` is true if no further text is needed: the only allowed call is complete."""
 
     def __init__(self, grammar: Callable[[Reader], Steps[None]], expected: Expected) -> None:
         self._reader = Reader(expected)
@@ -148,10 +148,10 @@ class AnswerParser:
 
 
 class Reader:
-    """The text of an answer, and what was made of it.
+    """The text of a response, and the deltas made from it.
 
-    Between `_mark` and `_position` is what was read but not yet decided on: `settle` drops it, because it was syntax;
-    `give_back` makes it content.
+    The text between `_mark` and `_position` was read but is still undecided: `settle` drops it as syntax, `give_back`
+    makes it content.
     """
 
     def __init__(self, expected: Expected) -> None:
@@ -168,7 +168,7 @@ class Reader:
         self._mark = 0
 
     def taken(self) -> list[Delta]:
-        """The deltas since the last time."""
+        """The deltas since the last call."""
         deltas, self._deltas = self._deltas, []
         return deltas
 
@@ -200,7 +200,7 @@ class Reader:
     # ------------------------------------------------------------------------------------------------------------ text
 
     def more(self) -> Steps[bool]:
-        """Wait for more text; False at the end of the answer."""
+        """Wait for more text. False at the end of the response."""
         length = len(self._text) - self._position
         while len(self._text) - self._position == length:
             if self.ended:
@@ -209,7 +209,7 @@ class Reader:
         return True
 
     def ahead(self, *texts: str) -> Steps[str | None]:
-        """Which of `texts` comes next."""
+        """The one of `texts` that comes next."""
         while True:
             for text in texts:
                 if self._text.startswith(text, self._position):
@@ -226,7 +226,7 @@ class Reader:
         return marker
 
     def close(self, *texts: str) -> Steps[None]:
-        """Read whichever of `texts` comes next, or the start of one at which the answer was cut off."""
+        """Read whichever of `texts` comes next, or the start of one that the end of the response cut off."""
         if (yield from self.take(*texts)) is None and self.ended:
             rest = self._text[self._position :]
             if any(text.startswith(rest) for text in texts):
@@ -251,31 +251,33 @@ class Reader:
                 return marker
 
     def character(self) -> Steps[str]:
-        """One character. Raises BrokenError at the end of the answer."""
+        """One character. Raises BrokenError at the end of the response."""
         if (yield from self.at_end()):
             raise BrokenError
         self._position += 1
         return self._text[self._position - 1]
 
     def back(self, length: int) -> None:
-        """Read the last `length` characters again, which must have been read just now."""
+        """Go back by `length` characters, which must have just been read."""
         self._position -= length
 
     def until(self, *markers: str) -> Steps[str]:
-        """The text before the first of `markers`, which is read as well. Raises BrokenError if none comes."""
+        """Read up to and including the first of `markers`; returns the text before it. Raises BrokenError if none
+        comes.
+        """
         parts: list[str] = []
         if (yield from self.copy(parts.append, *markers)) is None:
             raise BrokenError
         return "".join(parts)
 
     def copy(self, emit: Emit, *markers: str) -> Steps[str | None]:
-        """Give `emit` the text before the first of `markers` as it comes; reads and returns the marker."""
+        """Pass the text before the first of `markers` to `emit` as it arrives. Reads and returns the marker."""
         return (yield from self._copy(emit, *_patterns(markers)))
 
     def pass_on(self, *markers: str, kind: type[Content | Reasoning] = Content) -> Steps[str | None]:
-        """Make the text before the first of `markers` content; reads the marker, and returns it; None at the end.
+        """Make the text before the first of `markers` content. Reads and returns the marker, or None at the end.
 
-        White space before the marker is read with it, and left to be decided on.
+        White space before the marker is read with it, and stays undecided.
         """
         if not markers:
             self._position = len(self._text)
@@ -332,7 +334,8 @@ class Reader:
         return text
 
     def json(self, emit: Emit, depth: int = 0) -> Steps[None]:
-        """Give `emit` a JSON value as it comes, repaired where models err: control characters, escapes, Python's words.
+        """Pass a JSON value to `emit` as it arrives. Repairs common model errors: control characters, escapes, Python
+        literals.
 
         Raises BrokenError for other text.
         """
@@ -395,7 +398,7 @@ class Reader:
     # ----------------------------------------------------------------------------------------------------------- calls
 
     def call(self, name: str, read: Callable[[Emit], Steps[None]]) -> Steps[None]:
-        """A call of `name`, whose arguments `read` gives its function as they come. Raises BrokenError."""
+        """A call of `name`. `read` passes the arguments to its function as they arrive. Raises BrokenError."""
         parts: list[str] = []
         index = -1
 
@@ -421,7 +424,7 @@ class Reader:
         return self.calls - 1
 
     def arguments(self, emit: Emit) -> Steps[None]:
-        """Arguments as a JSON object, as a string that holds one, or as null. Raises BrokenError."""
+        """Arguments as a JSON object, as a string that contains one, or as null. Raises BrokenError."""
         if (yield from self.ahead("{")):
             yield from self.json(emit)
         elif (yield from self.ahead('"')):
@@ -438,9 +441,9 @@ class Reader:
             emit("{}")
 
     def calls_in_json(self, *, declared: bool = False) -> Steps[None]:
-        """One call as an object with `name` and `arguments` or `parameters`, or a list of such. Raises BrokenError.
+        """One call as an object with `name` and `arguments` or `parameters`, or a list of these. Raises BrokenError.
 
-        A missing end does not matter after whole arguments. `declared`: names of other tools are not calls.
+        A missing end is ignored after complete arguments. `declared`: names of other tools are not calls.
         """
         yield from self.space()
         if not (yield from self.take("[")):
@@ -499,7 +502,9 @@ def _given(text: str, emit: Emit) -> Steps[None]:
 
 @lru_cache(maxsize=256)
 def _patterns(markers: Collection[str]) -> tuple[re.Pattern[str], re.Pattern[str], int]:
-    """A pattern for one of `markers`, a pattern for the start of one at the end of a text, and the longest one's length."""
+    """A pattern for one of `markers`, a pattern for a partial one at the end of a text, and the length of the longest
+    one.
+    """
     beginnings = {marker[:length] for marker in markers for length in range(1, len(marker))}
     ordered = sorted(beginnings, key=len, reverse=True) or ["\0"]
     whole = re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))))

@@ -13,11 +13,12 @@ _NAME: Final = re.compile(r"[A-Za-z_][\w.\-]*")
 _WORDS: Final = {"true": True, "false": False, "null": None}
 _ESCAPES: Final = frozenset("\\'\"abfnrtvxuUN01234567")
 _LONGEST: Final = 32_000
-"""Characters of one call: Python takes milliseconds for each thousand, in which no other stream continues."""
+"""Length limit of one call in characters: Python needs milliseconds per thousand, during which all other streams wait.
+"""
 
 
 def python_calls(reader: Reader) -> Steps[None]:
-    """One call or a list of them. Raises BrokenError. Each is passed on when it is whole."""
+    """One call or a list of calls, each forwarded when it is complete. Raises BrokenError."""
     if not (yield from reader.take("[")):
         yield from _call(reader, declared=False)
         return
@@ -49,7 +50,7 @@ def _call(reader: Reader, *, declared: bool) -> Steps[None]:
 
 
 def _name(reader: Reader) -> Steps[str]:
-    """A function's name, up to the bracket."""
+    """A function's name, up to the parenthesis."""
     text = ""
     while not (yield from reader.take("(")):
         text += yield from reader.character()
@@ -59,7 +60,7 @@ def _name(reader: Reader) -> Steps[str]:
 
 
 def _brackets(reader: Reader, emit: Emit) -> Steps[None]:
-    """The text up to the bracket that closes an open one."""
+    """The text up to the matching closing bracket."""
     depth, length = 1, 0
     while depth:
         marker = yield from reader.copy(emit, "(", ")", "[", "]", "{", "}", "'", '"')
@@ -82,7 +83,7 @@ def _string(reader: Reader, quote: str, emit: Emit) -> Steps[None]:
             raise BrokenError
         if marker == "\\":
             escaped = yield from reader.character()
-            # Models write ends of lines and backslashes as they are, which Python does not take.
+            # Models write newlines and backslashes unescaped, which Python rejects.
             emit("\\n" if escaped == "\n" else f"\\{escaped}" if escaped in _ESCAPES else f"\\\\{escaped}")
         else:
             emit("\\n" if marker == "\n" else marker)
@@ -91,7 +92,7 @@ def _string(reader: Reader, quote: str, emit: Emit) -> Steps[None]:
 
 
 def _arguments(source: str) -> str:
-    """The arguments of a call in JSON. Raises BrokenError."""
+    """The arguments of a call as JSON. Raises BrokenError."""
     try:
         if len(source) > _LONGEST:
             raise BrokenError

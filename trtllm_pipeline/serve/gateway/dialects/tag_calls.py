@@ -1,4 +1,4 @@
-"""Families that write calls as tags, each argument's text as it is: Qwen3-Coder and GLM."""
+"""Families that write calls as tags, with each argument's text unquoted: Qwen3-Coder and GLM."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _FUNCTION: Final = "<function="
 
 
 class TagCalls(Dialect):
-    """A call is a name and, for each argument, a tag with its name and one with its text. The tool's schema says which are
-    texts; the others are JSON.
+    """A call is a name and, for each argument, a tag with its name and one with its text. The tool's schema defines
+    which are text; the others are JSON.
     """
 
     takes_tools = True
@@ -71,7 +71,8 @@ class TagCalls(Dialect):
 
 
 class QwenCoder(TagCalls):
-    """`<tool_call> <function=NAME> <parameter=KEY> text </parameter> </function> </tool_call>`, each on a line of its own.
+    """`<tool_call> <function=NAME> <parameter=KEY> text </parameter> </function> </tool_call>`, each on a separate
+    line.
 
     Source: https://huggingface.co/Qwen/Qwen3-Coder-30B-A3B-Instruct, its chat template
     """
@@ -84,7 +85,7 @@ class QwenCoder(TagCalls):
     end = "</function>"
 
     def beginning(self, name: str, schemas: Object, *, guided: bool) -> tuple[str, Object | None]:
-        """The tag of the function; arguments in tags follow no JSON schema."""
+        """The tag of the function. Arguments in tags do not follow a JSON schema."""
         return f"<tool_call>\n{_FUNCTION}" + (f"{name}>\n" if name else ""), None
 
     def calls(self, reader: Reader, marker: str) -> Steps[None]:
@@ -100,7 +101,7 @@ class QwenCoder(TagCalls):
 
 
 class Glm(TagCalls):
-    """`<tool_call>NAME <arg_key>KEY</arg_key> <arg_value>text</arg_value> </tool_call>`, on lines of their own or not.
+    """`<tool_call>NAME <arg_key>KEY</arg_key> <arg_value>text</arg_value> </tool_call>`, on separate lines or not.
 
     Source: https://huggingface.co/zai-org/GLM-4.5, its chat template
     """
@@ -114,7 +115,7 @@ class Glm(TagCalls):
     end = "</tool_call>"
 
     def beginning(self, name: str, schemas: Object, *, guided: bool) -> tuple[str, Object | None]:
-        """The tag, and the name; arguments in tags follow no JSON schema."""
+        """The tag and the name. Arguments in tags do not follow a JSON schema."""
         return f"<tool_call>{name}" + ("\n" if name else ""), None
 
     def calls(self, reader: Reader, marker: str) -> Steps[None]:
@@ -128,7 +129,7 @@ class Glm(TagCalls):
 
 
 def _type_names(schema: Any) -> set[str]:
-    """The types that a schema allows. string if it has none."""
+    """The types that a schema allows. string if it names none."""
     if not isinstance(schema, dict):
         return {"string"}
     names: set[str] = set()
@@ -143,7 +144,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _converted(text: str, allowed: set[str]) -> str:
-    """A value in JSON: of an allowed type if it can be parsed as one, else the text."""
+    """A value as JSON: of an allowed type if it can be parsed as one, otherwise as text."""
     text = text.strip()
     try:
         value = _WORDS[text] if text in _WORDS else json.loads(text)

@@ -430,7 +430,7 @@ def _levels(rows: Sequence[CellResult]) -> list[tuple[str, str]]:
 
 
 def _every_column(rows: Sequence[CellResult], level: str) -> list[Column]:
-    """Columns at one level, also those that have a value at another level only."""
+    """Columns at one level, including those that only have a value at another level."""
     others = (column for key in level_keys(rows) for column in columns(rows, key))
     of_level = {column.of_level: column for column in others if column.of_level is not None}
     shown = list(columns(rows, level))

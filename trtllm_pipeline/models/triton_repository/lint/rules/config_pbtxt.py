@@ -12,7 +12,7 @@ from trtllm_pipeline.models.triton_repository.lint.rules.parameters import TAKEN
 from trtllm_pipeline.models.triton_repository.model_config import FaultKind
 
 LONG_QUEUE_DELAY_US: Final = 1_000_000
-"""A second. Longer ones are almost always milliseconds written as microseconds."""
+"""One second. Longer delays are almost always milliseconds written as microseconds."""
 _PLATFORMS: Final = {
     "tensorrt_plan": "tensorrt",
     "onnxruntime_onnx": "onnxruntime",
@@ -20,11 +20,11 @@ _PLATFORMS: Final = {
     "tensorflow_graphdef": "tensorflow",
     "tensorflow_savedmodel": "tensorflow",
 }
-"""Platforms that may be given together with the backend that replaced them."""
+"""Platforms that may accompany the backend that replaced them."""
 
 
 def _faults(repository: ModelRepository, kind: FaultKind) -> Iterator[Violation]:
-    """Texts that do not parse for this reason, and not for a bare placeholder, which TRT205 has."""
+    """Texts that cannot be parsed because of this kind of fault, except for a bare placeholder, which TRT205 reports."""
     for model in repository.with_config():
         bare = {place.line for place in model.placeholders if not place.quoted}
         if model.fault is not None and model.fault.kind == kind and model.fault.line not in bare:
@@ -77,7 +77,7 @@ def literal_placeholder(repository: ModelRepository) -> Iterator[Violation]:
     documentation leaves in its templates, which its models treat as unset.
     """
     for model in repository.with_config():
-        # Engines need a tokenizer for guided decoding alone, the models around them always do.
+        # Engines only need a tokenizer for guided decoding. The models around them always need one.
         own = {**TAKEN_FOR_UNSET, "tokenizer_dir": "tokenizer_dir"} if model.is_engine else TAKEN_FOR_UNSET
         unset = {(name, line) for key, name, line in model.unset() if own.get(key) == name}
         for place in model.placeholders:
@@ -110,7 +110,7 @@ def parameter_missing(model: Model, config: Any) -> Iterator[Violation]:
 def no_backend(model: Model, config: Any) -> Iterator[Violation]:
     """Neither backend nor platform."""
     if not config.backend and not config.platform and not model.is_ensemble:
-        yield Violation(model.path, "says neither backend nor platform")
+        yield Violation(model.path, "has neither backend nor platform")
 
 
 @rule("TRT209", "remove the platform: the backend wins", severity="warning", each=ModelRepository.parsed)

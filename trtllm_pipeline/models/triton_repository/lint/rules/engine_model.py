@@ -16,33 +16,33 @@ _LOGITS: Final = ("context_logits", "generation_logits")
 _FREE_LOGITS: Final = (0, 17)
 """First release whose templates have logits_datatype."""
 _GUIDED: Final = (0, 19)
-"""First release whose C++ backend decodes with a grammar."""
+"""First release whose C++ backend supports guided decoding."""
 _GUIDED_PARAMETERS: Final = ("tokenizer_dir", "guided_decoding_backend", "xgrammar_tokenizer_info_path")
-"""Parameters that it reads without a default. Source: getGuidedDecodingConfigFromParams of model_instance_state.cc."""
+"""Parameters that it reads without a default. Source: getGuidedDecodingConfigFromParams in model_instance_state.cc."""
 _TENSORS: Final = ("input_ids", "request_output_len")
 """Inputs without which the C++ backend cannot create a request."""
 
 
 def _served(repository: ModelRepository) -> Iterator[tuple[Model, Any, Engine]]:
-    """Each engine model with its engine, if there is one to compare with."""
+    """Each engine model with its engine, if that is known."""
     if repository.engine is not None:
         yield from ((model, config, repository.engine) for model, config in repository.engines())
 
 
 def _limited(repository: ModelRepository) -> Iterator[tuple[Model, Any, Engine]]:
-    """The same, with the models of the embedded toolchain, whose engines have a max_batch_size too."""
+    """The same, including the models of the embedded toolchain, whose engines also have a max_batch_size."""
     yield from _served(repository)
     if repository.engine is not None:
         yield from ((model, config, repository.engine) for model, config in repository.embedded())
 
 
 def _whole_models(repository: ModelRepository) -> Iterator[tuple[Model, Any]]:
-    """The models that load a whole model, each in every instance: engine models and LLM API models."""
+    """The models of which every instance loads a whole model: engine models and LLM API models."""
     yield from ((model, config) for model, config in repository.parsed() if model.is_engine or model.is_llmapi)
 
 
 def _number(model: Model, name: str) -> int | None:
-    """A parameter as a whole number. None if it is not one."""
+    """A parameter as an integer. None if it is not one."""
     try:
         return int(model.parameters[name])
     except (KeyError, ValueError):
@@ -165,7 +165,7 @@ def paged_context(model: Model, _config: Any, engine: Engine) -> Iterator[Violat
 def logits_type(model: Model, config: Any, engine: Engine) -> Iterator[Violation]:
     """Logits with another data type than the engine's."""
     wanted = engine.logits_type
-    # Templates before have TYPE_FP32 whatever the engine's is.
+    # Earlier templates have TYPE_FP32 for every engine.
     if wanted is None or _release(engine) < _FREE_LOGITS:
         return
     for tensor in config.output:
@@ -221,7 +221,7 @@ def engine_instances(model: Model, config: Any) -> Iterator[Violation]:
     for group in config.instance_group:
         kind, count = group.Kind.Name(group.kind), max(group.count, 1)
         if kind == "KIND_GPU" and config.backend == "python":
-            continue  # TRT213
+            continue  # reported by TRT213
         if kind in {"KIND_GPU", "KIND_AUTO"} and not group.gpus:
             yield model.at("instance_group", f"{kind} starts {count} instance{'s' * (count > 1)} for each GPU; {given}")
         elif (instances := count * max(len(group.gpus), 1)) > max(sets, 1):
@@ -246,7 +246,7 @@ def backend_needs(repository: ModelRepository) -> Iterator[Violation]:
 
 
 def _release(engine: Engine) -> tuple[int, ...]:
-    """Major and minor number of an engine's release; an unknown one counts as new."""
+    """Major and minor number of an engine's release. An unknown one counts as new."""
     return _numbers(engine.version) or _FREE_LOGITS
 
 

@@ -13,7 +13,7 @@ from trtllm_pipeline.models.triton_repository.lint.rule import rule
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A place that writes or reads an ensemble tensor: the ensemble's own interface, or a step's."""
+    """A writer or reader of an ensemble tensor: the ensemble's own interface, or a step's."""
 
     owner: str
     tensor: Any
@@ -35,7 +35,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Ensemble:
-    """An ensemble with its steps, where their models are known."""
+    """An ensemble with those steps whose models are known."""
 
     config: Any
     steps: Sequence[tuple[Any, Any]]
@@ -43,7 +43,7 @@ class Ensemble:
 
     @property
     def whole(self) -> bool:
-        """True if every step's model could be read. Otherwise missing tensors cannot be detected."""
+        """True if every step's model could be read. Otherwise, missing tensors cannot be detected."""
         return len(self.steps) == len(self.config.ensemble_scheduling.step)
 
     def writers(self) -> dict[str, list[End]]:
@@ -67,7 +67,7 @@ class Ensemble:
         return ends
 
     def pairs(self) -> Iterator[tuple[str, End, End]]:
-        """Ensemble tensor, who writes it, who reads it."""
+        """Ensemble tensor, its writer, its reader."""
         readers = self.readers()
         for name, writers in self.writers().items():
             for reader in readers.get(name, ()):
@@ -75,7 +75,7 @@ class Ensemble:
 
 
 def _ends(step: Any, model: Any, tensors: Any, mapped: Any) -> Iterator[tuple[str, End]]:
-    """Ensemble tensors that a step's map names, each with the model's own tensor, if it has one."""
+    """Ensemble tensors named in a step's map, each with the model's own tensor, if it has one."""
     own = {tensor.name: tensor for tensor in tensors}
     for name, target in mapped.items():
         if name in own:
@@ -163,7 +163,7 @@ def input_not_mapped(model: Model, ensemble: Ensemble) -> Iterator[Violation]:
 @rule("TRT307", "map an output of a step to it, or make it an input of the ensemble", each=_ensembles)
 def not_written(model: Model, ensemble: Ensemble) -> Iterator[Violation]:
     """A tensor that is read or returned but never written."""
-    # By the maps alone, so that a tensor its model does not have is TRT303's alone.
+    # Only by the maps, so that TRT303 alone reports a tensor that its model does not have.
     written = {tensor.name for tensor in ensemble.config.input}
     written |= {target for step in ensemble.config.ensemble_scheduling.step for target in step.output_map.values()}
     for name, readers in ensemble.readers().items() if ensemble.whole else ():
@@ -270,7 +270,7 @@ def decoupled_drafts(repository: ModelRepository) -> Iterator[Violation]:
 
 @rule("TRT315", "write model_version: -1 for the newest version, or a version that Triton serves")
 def step_version(repository: ModelRepository) -> Iterator[Violation]:
-    """A step that asks for a version of its model that is not served. Without model_version it asks for version 0."""
+    """A step that requests a version of its model that is not served. Without model_version, it requests version 0."""
     for model, ensemble in _ensembles(repository):
         for step in ensemble.config.ensemble_scheduling.step:
             member = repository.models.get(step.model_name)
@@ -278,7 +278,7 @@ def step_version(repository: ModelRepository) -> Iterator[Violation]:
             if served and step.model_version not in {-1, *served}:
                 written = "" if step.model_version else ", the default of model_version"
                 message = (
-                    f"a step asks for version {step.model_version} of {step.model_name}{written}; "
+                    f"a step requests version {step.model_version} of {step.model_name}{written}; "
                     f"served: {', '.join(map(str, served))}"
                 )
                 yield model.at("model_name", message, value=step.model_name)
@@ -305,9 +305,9 @@ def ensemble_cycle(repository: ModelRepository) -> Iterator[Violation]:
 
 
 def _way_back(start: str, members: Mapping[str, Sequence[str]]) -> list[str] | None:
-    """The shortest way from an ensemble through steps to itself. None without one."""
+    """The shortest way from an ensemble through steps back to itself. None without one."""
     ways, seen = [[start]], set[str]()
-    for way in ways:  # grows while it is read
+    for way in ways:  # grows during the loop
         for name in members.get(way[-1], ()):
             if name == start:
                 return [*way, name]

@@ -1,4 +1,4 @@
-"""TRT6: models whose settings are a file of their version directory: model.yaml of the LLM API, model.json of vLLM."""
+"""TRT6: models whose settings are in a file of their version directory: model.yaml of the LLM API, model.json of vLLM."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _files(repository: ModelRepository) -> Iterator[SettingsFile]:
 
 
 def _vllm_files(repository: ModelRepository) -> Iterator[SettingsFile]:
-    """The model.json that are there. TRT105 finds the others."""
+    """The existing model.json files. TRT105 reports missing ones."""
     for model, config in repository.parsed():
         paths = [version / VLLM_FILE_NAME for version in model.served if config.backend == "vllm"]
         yield from (_read(path, json.loads) for path in paths if path.is_file())
@@ -67,7 +67,7 @@ def _read(path: Path, decode: Callable[[bytes], Any]) -> SettingsFile:
 
 
 def _settings(repository: ModelRepository) -> Iterator[tuple[SettingsFile, dict[str, Any]]]:
-    """The files that are a mapping, with it."""
+    """The files whose content is a mapping, with the mapping."""
     yield from ((file, file.settings) for file in _files(repository) if isinstance(file.settings, dict))
 
 

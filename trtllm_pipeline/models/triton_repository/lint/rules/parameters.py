@@ -1,7 +1,7 @@
 """TRT5: parameters of TensorRT-LLM's models.
 
-The C++ backend reads each parameter separately. If it cannot, it uses a default and logs a line. A wrong word here often
-does not fail: it is silently ignored.
+The C++ backend reads each parameter separately. If it cannot, it uses a default and logs a line. A wrong value here
+often does not fail: it is silently ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TOKENIZER_FILES: Final = (
     "vocab.txt",
     "spiece.model",
 )
-"""Any of these makes a Hugging Face directory one that has a tokenizer."""
+"""Any of these shows that a Hugging Face directory has a tokenizer."""
 _FRACTIONS: Final = ("kv_cache_free_gpu_mem_fraction", "cross_kv_cache_fraction", "lora_cache_gpu_memory_fraction")
 _SWITCHES: Final = (
     "exclude_input_in_output",
@@ -79,12 +79,13 @@ TAKEN_FOR_UNSET: Final[Mapping[str, str]] = {
         *("guided_decoding_backend", "xgrammar_tokenizer_info_path", "visual_model_path", "multimodal_model_path"),
     )
 } | _NAMED_OTHERWISE
-"""Parameter -> its placeholder in TensorRT-LLM's templates, if the model uses a default for an unfilled placeholder. Other
-rules check required parameters."""
+"""Parameter -> its placeholder in TensorRT-LLM's templates, if the model uses a default for an unfilled placeholder.
+Other rules check required parameters.
+"""
 
 
 def _wrong(model: Model, names: Iterable[str], fault: Callable[[str], str | None]) -> Iterator[Violation]:
-    """Parameters of these names, with a value, that `fault` has words for."""
+    """Parameters with these names and a value for which `fault` returns a message."""
     for name in names:
         value = model.parameters.get(name, "")
         if value and (message := fault(value)):
@@ -116,7 +117,7 @@ def scheduler_policy(model: Model, _config: Any) -> Iterator[Violation]:
 def fraction(model: Model, _config: Any) -> Iterator[Violation]:
     """A memory fraction that is not above 0 and at most 1."""
     yield from _wrong(model, _FRACTIONS, _not_a_fraction)
-    # No weights at all on the GPU is possible: they are streamed.
+    # 0 for weights is valid: they are streamed.
     yield from _wrong(model, ("gpu_weights_percent",), lambda value: _not_a_fraction(value, zero=True))
 
 
@@ -210,7 +211,9 @@ def callee(repository: ModelRepository) -> Iterator[Violation]:
     """A tensorrt_llm_bls model that calls a model outside the repository."""
     for model, _ in repository.parsed():
         yield from _wrong(
-            model, _MODEL_NAMES, lambda name: None if name in repository.models else "there is no such model here"
+            model,
+            _MODEL_NAMES,
+            lambda name: None if name in repository.models else "this model does not exist in the repository",
         )
 
 
