@@ -25,7 +25,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         reason = needed.missing(name)
         item.add_marker(pytest.mark.skipif(reason is not None, reason=str(reason)))
     if UNIT not in item.path.parents and not item.get_closest_marker("timeout"):
-        item.add_marker(pytest.mark.timeout(300))
+        item.add_marker(pytest.mark.timeout(900))
 
 
 @pytest.hookimpl(tryfirst=True)

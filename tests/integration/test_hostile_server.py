@@ -100,6 +100,7 @@ class Liar:
 
     def close(self) -> None:
         self._ended.set()
+        self._listening.shutdown(socket.SHUT_RDWR)  # wakes `accept`
         self._listening.close()
 
     def _accept(self) -> None:

@@ -16,6 +16,8 @@ from trtllm_pipeline.tensorrt.diagnosis import causes as diagnosis
 from trtllm_pipeline.tensorrt.diagnosis.causes import LogText, first_cause, first_error, telling_lines
 from trtllm_pipeline.tensorrt.diagnosis.signatures import signatures
 
+pytestmark = pytest.mark.timeout(300)  # reads 600 logs, more than a minute on a busy machine
+
 DEVELOPMENT = tuple(failure_logs("development"))
 HELD_OUT = tuple(failure_logs("held-out"))
 _TITLED = re.split(r"^=== (.+): (\S+: \d+)\n", (FOLDER / "words.txt").read_text(encoding="utf-8"), flags=re.MULTILINE)
