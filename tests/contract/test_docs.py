@@ -356,6 +356,13 @@ def test_no_page_mentions_a_flag_that_does_not_exist(page: Path) -> None:
         known |= {"--exclude", "--gres", "--mem", "--mpi", "--container-", "--container-image"}
         known |= {"--device", "--gpus", "--ipc", "--memory", "--mount", "--network", "--runtime", "--ulimit"}
         known |= {"--gpu-reset", "--load-model", "--model-repository", "--previous"}
+        known |= {"--all2all-backend", "--attention-backend", "--moe-a2a-backend", "--moe-backend"}  # vLLM, SGLang
+        known |= {"--moe-runner-backend", "--disable-cuda-graph", "--disable-custom-all-reduce", "--enforce-eager"}
+        known |= {"--enable-torch-compile", "--is-embedding", "--runner", "--task", "--load-format", "--api-key"}
+        known |= {"--allowed-local-media-path", "--limit-mm-per-prompt", "--served-model-name"}
+        known |= {"--enable-auto-tool-choice", "--tool-call-parser", "--reasoning-parser"}
+        known |= {"--cap-add", "--mca", "--node-ip-address"}  # Docker, mpirun, Ray
+        known |= {"--foo"}  # of a message about a wrong option
     if page.name == "clusters.md":  # srun, mpirun and tritonserver
         text = "\n".join(line for line in text.splitlines() if line.strip().startswith("pipeline "))
     assert sorted(set(FLAG.findall(text)) - known) == []
