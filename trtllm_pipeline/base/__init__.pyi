@@ -65,7 +65,6 @@ from .processes import guardian as guardian
 from .processes import process as process
 from .processes.process import Group as Group
 from .processes.process import allow_open_files as allow_open_files
-from .processes.process import return_free_memory as return_free_memory
 from .processes.process import running_since as running_since
 from .processes.secrets import hub_tokens as hub_tokens
 from .processes.secrets import without_secrets as without_secrets

@@ -10,7 +10,6 @@ from .client.images import ImagesAsked as ImagesAsked
 from .client.openai import OpenAiClient as OpenAiClient
 from .client.service import Service as Service
 from .client.session import GenerationRequest as GenerationRequest
-from .client.session import Option as Option
 from .client.session import Session as Session
 from .client.transport import ProtocolError as ProtocolError
 from .client.transport import http as http
@@ -33,14 +32,9 @@ from .load.load import Load as Load
 from .load.load_run import LoadPlan as LoadPlan
 from .load.load_run import run as run
 from .load.metrics import analyze as analyze
-from .load.objectives import LEAST_SEARCHED as LEAST_SEARCHED
 from .load.objectives import Objective as Objective
 from .load.objectives import Objectives as Objectives
-from .load.objectives import of_load as of_load
-from .load.objectives import per_request as per_request
 from .load.prompts import Prompt as Prompt
-from .load.prompts import chat_renderer as chat_renderer
-from .load.prompts import each_with_an_image as each_with_an_image
 from .load.requests import read_run as read_run
 from .load.result import PERF_FILE as PERF_FILE
 from .load.result import LevelResult as LevelResult
@@ -54,11 +48,7 @@ from .score import lm_eval as lm_eval
 from .score import questions as questions
 from .score import scores as scores
 from .score.accuracy_result import AccuracyResult as AccuracyResult
-from .score.answers import score_url as score_url
 from .score.drift import Drift as Drift
 from .score.drift import ScoreDrift as ScoreDrift
 from .score.functions import metrics_of as metrics_of
-from .score.questions import read_questions as read_questions
-from .score.questions import scorable as scorable
-from .score.scores import DRIFT as DRIFT
 from .score.timed_answers import timed_answers as timed_answers

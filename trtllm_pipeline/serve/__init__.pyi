@@ -13,4 +13,3 @@ from .kept import shown as shown
 from .kept import systemd as systemd
 from .kept.prometheus_setup import write as write
 from .kept.serve_target import ServeTarget as ServeTarget
-from .kept.servers import find as find

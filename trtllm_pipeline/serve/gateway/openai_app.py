@@ -24,7 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from trtllm_pipeline.base import return_free_memory
+from trtllm_pipeline.base import process
 from trtllm_pipeline.serve.gateway.api_error import ApiError, bad, unavailable
 from trtllm_pipeline.serve.gateway.choice import Choice
 from trtllm_pipeline.serve.gateway.feed import ChoicesFeed, Feed, PassedFeed
@@ -155,7 +155,7 @@ class GatewayApp:
                 self.keys.refresh()
             if self._had_large:
                 self._had_large = False
-                return_free_memory()
+                process.return_free_memory()
 
     async def drain(self, timeout_s: float) -> None:
         """Stop accepting requests, and wait for those in progress. The rest is cancelled."""

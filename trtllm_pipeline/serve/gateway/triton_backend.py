@@ -17,15 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.base import FailureClass, ServerError, StageError
-from trtllm_pipeline.measure import (
-    GenerationRequest,
-    Option,
-    ProtocolError,
-    Service,
-    Session,
-    fields,
-    triton,
-)
+from trtllm_pipeline.measure import GenerationRequest, ProtocolError, Service, Session, fields, session, triton
 from trtllm_pipeline.models import Engine, model_names
 from trtllm_pipeline.serve.gateway.api_error import CONTEXT_LENGTH, ApiError, bad, unavailable
 from trtllm_pipeline.serve.gateway.choice import Choice
@@ -109,7 +101,7 @@ class TritonBackend:
         self._client = client
         self._engine = engine
         self._always = {} if engine is None else _of_every_request(client.model, engine)
-        self._adapters: dict[str, Mapping[str, Option]] = {}
+        self._adapters: dict[str, Mapping[str, session.Option]] = {}
         """Model name in requests -> inputs that select its adapter, for the adapters that the server has."""
         self._loading = asyncio.Lock()
         self._served = served
@@ -310,12 +302,12 @@ class TritonBackend:
             )
         return min(left, wanted or left)
 
-    def inputs(self, request: ParsedRequest, prompt: PreparedPrompt, number: int) -> dict[str, Option]:
+    def inputs(self, request: ParsedRequest, prompt: PreparedPrompt, number: int) -> dict[str, session.Option]:
         """Input tensors of choice `number` besides prompt and length. Raises ApiError for fields that the model does
         not have.
         """
         model = self._client.model
-        given: dict[str, Option] = {**self._always}
+        given: dict[str, session.Option] = {**self._always}
         needed: dict[str, str] = {}
         for name, value in request.sampling.items():
             if name not in {"temperature", "top_k", "top_p"} and value != _NEUTRAL.get(name):
@@ -374,7 +366,7 @@ class TritonBackend:
             ends.append(added[number].content)
         return ends
 
-    def _sampled(self, request: ParsedRequest, number: int, needed: dict[str, str]) -> dict[str, Option]:
+    def _sampled(self, request: ParsedRequest, number: int, needed: dict[str, str]) -> dict[str, session.Option]:
         """Sampling inputs. TensorRT-LLM is greedy unless top_k or top_p is set, and only the seed determines its draws."""
         model, asks = self._client.model, request.sampling
         temperature = asks.get("temperature", self._default("temperature"))
@@ -390,7 +382,7 @@ class TritonBackend:
         if temperature == 0 or top_k == 1 or top_p == 0:
             return {"top_k": 1} if model.takes("top_k") else {}
         seed = secrets.randbits(31) if request.seed is None else request.seed
-        drawn: dict[str, Option] = {
+        drawn: dict[str, session.Option] = {
             "temperature": 1.0 if temperature is None else temperature,
             "top_p": 1.0 if top_p is None else top_p,
             "random_seed": (seed + number) % 2**63,
@@ -414,7 +406,7 @@ class TritonBackend:
                 code="unsupported_parameter",
             )
 
-    async def adapter(self, name: str) -> Mapping[str, Option]:
+    async def adapter(self, name: str) -> Mapping[str, session.Option]:
         """Request inputs that select the LoRA adapter of the offered model `name`. Empty for the model itself.
 
         A server that stores adapters gets it first, once. Raises ApiError if it refuses it.
@@ -430,7 +422,7 @@ class TritonBackend:
                 self._adapters[name] = await self._load(name, folder)
             return self._adapters[name]
 
-    async def _load(self, name: str, folder: Path) -> Mapping[str, Option]:
+    async def _load(self, name: str, folder: Path) -> Mapping[str, session.Option]:
         model, limit_s = self._client.model.name, self._params.generation_timeout_s
         try:
             return await server_requests.load_adapter(
@@ -446,7 +438,9 @@ class TritonBackend:
 
     # ------------------------------------------------------------------------------------------------------ responses
 
-    async def generate(self, name: str, prompt: PreparedPrompt, inputs: Mapping[str, Option], choice: Choice) -> None:
+    async def generate(
+        self, name: str, prompt: PreparedPrompt, inputs: Mapping[str, session.Option], choice: Choice
+    ) -> None:
         """Fill `choice` of a request for the offered model `name`. A cancelled call returns once the server has ended
         the request.
         """
@@ -589,7 +583,7 @@ def _engine(parameters: Mapping[str, str] | None) -> Path | None:
     return named if named.is_absolute() and (named / "config.json").is_file() else None
 
 
-def _of_every_request(model: triton.ServedModel, engine: Path) -> dict[str, Option]:
+def _of_every_request(model: triton.ServedModel, engine: Path) -> dict[str, session.Option]:
     """Fields for every request to an engine with draft tokens: their number, or a request for their counts."""
     drafts = server_requests.draft_options(model.name, engine)
     counted = model.tells_drafts and Engine.read(engine).speculation is not None

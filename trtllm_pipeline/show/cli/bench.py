@@ -149,16 +149,16 @@ def _load(
           --input-tokens 512 --max-tokens 128
       pipeline bench load -u localhost:8001 --model ensemble --declare enable_kv_cache_reuse=false --engine ENGINE_DIR
     """
-    from trtllm_pipeline.measure import ExpectedServer, LoadResult, Target, analyze, of_load, run
+    from trtllm_pipeline.measure import ExpectedServer, LoadResult, Target, analyze, objectives, run
     from trtllm_pipeline.models import dataset_file, tokenizer_at
     from trtllm_pipeline.show.report import load_tables
     from trtllm_pipeline.tensorrt import perf
 
-    objectives = of_load(slo)
-    if not streaming and "tpot" in objectives.per_request:
+    limits = objectives.of_load(slo)
+    if not streaming and "tpot" in limits.per_request:
         raise UsageError("--slo tpot: without streaming there is no TPOT", hint="leave out --no-streaming")
     typed = {name: value for name, value in load.items() if value not in (None, [])}
-    per_request = {f"{name}_ms": limit for name, limit in objectives.per_request.items()}
+    per_request = {f"{name}_ms": limit for name, limit in limits.per_request.items()}
     plan = perf.load_plan(
         stage_options.read_class(params.PerfParams, typed, {"slo": per_request or None}),
         Target.at(url, protocol, model, endpoint=endpoint_type, streaming=streaming, metrics=metrics_url),
@@ -173,7 +173,7 @@ def _load(
         input_data=None if input_data is None else dataset_file.data_file(input_data, Path()),
         lengths_data=lengths_data,
         tokenizer=tokenizer,
-        objectives=objectives,
+        objectives=limits,
         processes=processes,
     )
     counter = None if tokenizer is None else tokenizer_at(tokenizer)
@@ -184,7 +184,7 @@ def _load(
     except KeyboardInterrupt:
         if not path.exists() or '"type": "request"' not in path.read_text(encoding="utf-8"):
             raise
-        interrupted, result = True, analyze(path, counter, objectives)
+        interrupted, result = True, analyze(path, counter, limits)
     note(f"events: {path}")
     emit_as(
         format,
@@ -217,12 +217,12 @@ def analyze(
       pipeline bench analyze perf-20260101-120000-4711.jsonl --trtllm-bench report.json
     """
     from trtllm_pipeline.base import user_files
-    from trtllm_pipeline.measure import LoadResult, analyze, engine_report, of_load
+    from trtllm_pipeline.measure import LoadResult, analyze, engine_report, objectives
     from trtllm_pipeline.models import tokenizer_at
     from trtllm_pipeline.show.report import load_tables
 
     user_files.check(events)
-    result = analyze(events, None if tokenizer is None else tokenizer_at(tokenizer), of_load(slo))
+    result = analyze(events, None if tokenizer is None else tokenizer_at(tokenizer), objectives.of_load(slo))
     beside = (
         None
         if trtllm_bench is None

@@ -63,12 +63,12 @@ def cells(ctx: typer.Context) -> list[str]:
 
 def servers(ctx: typer.Context) -> list[tuple[str, str]]:
     """Names and states of the workspace's managed servers."""
-    from trtllm_pipeline.serve import find
+    from trtllm_pipeline.serve import servers
     from trtllm_pipeline.show.cli.options import WORKSPACE
 
     workspace = Path(ctx.params.get("workspace") or WORKSPACE)
     try:
-        return [(server.name, server.state.value) for server in find(workspace)]
+        return [(server.name, server.state.value) for server in servers.find(workspace)]
     except OSError:
         return []
 

@@ -68,7 +68,7 @@ def answers(
       pipeline eval answers -u http://localhost:8000 --protocol openai --model Qwen/Qwen2.5-0.5B \
           --input-data builtin:accuracy --format csv
     """
-    from trtllm_pipeline.measure import AccuracyResult, Target, score_url
+    from trtllm_pipeline.measure import AccuracyResult, Target, answers
     from trtllm_pipeline.models import dataset_file
     from trtllm_pipeline.show.report import score_tables
 
@@ -83,7 +83,7 @@ def answers(
         max_tokens=max_tokens,
     )
     names = [name.strip() for name in metrics.split(",") if name.strip()]
-    scores = score_url(
+    scores = answers.score_url(
         target,
         dataset_file.data_file(input_data, Path()),
         names,
@@ -112,11 +112,11 @@ def drift(
     examples:
       pipeline eval drift fp16/answers.jsonl int4/answers.jsonl
     """
-    from trtllm_pipeline.measure import DRIFT, drift, stats
+    from trtllm_pipeline.measure import drift, scores, stats
     from trtllm_pipeline.show.report import score_tables
 
     comparison = drift.compare(drift.read(reference), drift.read(other))
-    data = {"schema": 1, **comparison.to_json(), "interval_method": stats.MEAN_INTERVAL, "definitions": DRIFT}
+    data = {"schema": 1, **comparison.to_json(), "interval_method": stats.MEAN_INTERVAL, "definitions": scores.DRIFT}
     emit_as(
         format,
         data,

@@ -281,9 +281,9 @@ def _read(field: params.ParamField, text: Any) -> Any:
     if isinstance(text, bool):
         return text
     if field.type == params.Objectives:
-        from trtllm_pipeline.measure import per_request
+        from trtllm_pipeline.measure import objectives
 
-        return {f"{name}_ms": limit for name, limit in per_request(text).items()}
+        return {f"{name}_ms": limit for name, limit in objectives.per_request(text).items()}
     if field.type == params.Precisions:
         from trtllm_pipeline.measure import stopping
 

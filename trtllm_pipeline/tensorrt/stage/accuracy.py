@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trtllm_pipeline.measure import Service, answers, chat_renderer, each_with_an_image, metrics_of
+from trtllm_pipeline.measure import Service, answers, metrics_of, prompts
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.model_inputs import encoder, model_folder
 from trtllm_pipeline.tensorrt.stage.params import AccuracyParams, to_json
@@ -28,10 +28,10 @@ def run(context: StageContext[AccuracyParams]) -> None:
     metrics = metrics_of(params.metrics, context.files.get("metric_module"))
     service = Service.read(context.inputs["service"])
     special = special_tokens_check(service, protocol_for(service), params.request_timeout_s)
-    with chat_renderer(model, special) as render:
+    with prompts.chat_renderer(model, special) as render:
         questions = answers.questions_of(context.files["input_data"], metrics, params.metrics, render)
-    prompts = each_with_an_image([question.prompt for question in questions], params.images, service)
-    questions = [replace(question, prompt=prompt) for question, prompt in zip(questions, prompts, strict=True)]
+    sent = prompts.each_with_an_image([question.prompt for question in questions], params.images, service)
+    questions = [replace(question, prompt=prompt) for question, prompt in zip(questions, sent, strict=True)]
     images = any(question.prompt.images for question in questions)
     adapters = adapter_options_now(service, context.inputs, params.request_timeout_s, params.lora_names)
     from trtllm_pipeline.measure import Target  # imports the HTTP clients

@@ -661,11 +661,11 @@ def conflicts(perf: Any) -> Iterator[str]:
         if share is not None and not perf.slo:
             yield f"{name} needs slo: the load is the highest that keeps it"
     if perf.find_rate is not None and perf.measurement_interval_ms is None and perf.requests is not None:
-        from trtllm_pipeline.measure import LEAST_SEARCHED
+        from trtllm_pipeline.measure import objectives
 
-        if perf.requests < LEAST_SEARCHED:
+        if perf.requests < objectives.LEAST_SEARCHED:
             yield (
-                f"find_rate needs requests: {LEAST_SEARCHED} or more, better 1500, or a measurement_interval_ms: "
+                f"find_rate needs requests: {objectives.LEAST_SEARCHED} or more, better 1500, or a measurement_interval_ms: "
                 f"{perf.requests} requests end before a queue builds up, so any rate seems sustainable"
             )
     for rate in perf.request_rate if perf.measurement_interval_ms is not None else ():

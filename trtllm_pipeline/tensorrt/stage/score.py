@@ -6,16 +6,7 @@ Writes `answers.jsonl` (every measured answer and its scores) and `accuracy.json
 from __future__ import annotations
 
 from trtllm_pipeline.base import FailureClass, StageError
-from trtllm_pipeline.measure import (
-    EVENTS_FILE,
-    accuracy_result,
-    answers,
-    metrics_of,
-    prompts,
-    read_questions,
-    scorable,
-    timed_answers,
-)
+from trtllm_pipeline.measure import EVENTS_FILE, accuracy_result, answers, metrics_of, prompts, questions, timed_answers
 from trtllm_pipeline.models import added_prefix, read_tokenizer
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.model_inputs import encoder, model_folder
@@ -29,9 +20,9 @@ def run(context: StageContext[ScoreParams]) -> None:
     metrics = metrics_of(params.metrics, context.files.get("metric_module"))
     path = context.files["input_data"]
     with prompts.chat_renderer(model, lambda: True) as render:
-        everything = read_questions(path, metrics, params.metrics, render)
-    questions, faults = scorable(everything, metrics)
-    if not questions:
+        everything = questions.read_questions(path, metrics, params.metrics, render)
+    rated, faults = questions.scorable(everything, metrics)
+    if not rated:
         raise StageError(
             f"{path}: none of the {len(everything)} rows can be scored; {faults[0]}",
             failure=FailureClass.USER,
@@ -40,19 +31,19 @@ def run(context: StageContext[ScoreParams]) -> None:
     encode = encoder(model)
     timed = timed_answers(
         context.inputs["perf"] / EVENTS_FILE,
-        {each.prompt.id: each for each in questions},
+        {each.prompt.id: each for each in rated},
         encode,
         "" if encode is None else added_prefix(read_tokenizer(model)),
     )
     if not timed.answers:
         raise StageError(
-            f"perf measured no answer to any of the {len(questions)} questions",
+            f"perf measured no answer to any of the {len(rated)} questions",
             failure=FailureClass.USER,
             hint="--input-data must be perf's input file",
         )
     scored = accuracy_result.score(timed.answers, metrics, context.progress)
     not_scored = {
-        "rows": len(everything) - len(questions),
+        "rows": len(everything) - len(rated),
         "failed_requests": timed.failed,
         "not_asked": list(timed.not_asked),
     }
@@ -61,7 +52,7 @@ def run(context: StageContext[ScoreParams]) -> None:
         scored,
         metrics,
         to_json(params),
-        asked=answers.question_endpoint(timed.protocol, questions),
+        asked=answers.question_endpoint(timed.protocol, rated),
         source="perf",
         not_scored=not_scored,
         greedy=greedy,

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 from trtllm_pipeline import PACKAGE
 from trtllm_pipeline.base import Cell, Exclusive, Json, Machine, Needs, Resources, Scope
-from trtllm_pipeline.measure import LEAST_SEARCHED, prompts, windows
+from trtllm_pipeline.measure import objectives, prompts, windows
 from trtllm_pipeline.models import AS_IS
 from trtllm_pipeline.tensorrt.servers.command_lines import (
     TRTLLM_SERVE,
@@ -396,7 +396,7 @@ def _perf_s(cell: Cell, machine: Machine) -> float:
     repeats = params.max_repeats if params.stop_when else params.repeats
     searched = 0.0
     if params.find_rate is not None:
-        fewest = LEAST_SEARCHED if interval_s else params.requests or LEAST_SEARCHED
+        fewest = objectives.LEAST_SEARCHED if interval_s else params.requests or objectives.LEAST_SEARCHED
         searched = _RATES_TRIED * max(interval_s or 0.0, answering_s(fewest, cell.max_batch_size))
     if params.find_concurrency is not None:
         searched += sum(map(closed_s, _tried_in_flight(cell.max_batch_size)))
