@@ -132,7 +132,7 @@ WORDINGS = (
     ("damaged-weights", "RuntimeError: PytorchStreamReader failed reading zip archive"),
     ("hub-unreachable", "HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /api"),
     ("hub-unreachable", "huggingface_hub.errors.OfflineModeIsEnabled: Cannot reach the hub"),
-    ("hub-unreachable", "Cannot find the requested files; outgoing traffic has been disabled."),
+    ("hub-not-cached", "Cannot find the requested files; outgoing traffic has been disabled."),
     ("program-missing", "sh: 1: trtllm-build: not found"),
     ("program-missing", 'exec: "tritonserver": executable file not found in $PATH'),
     ("program-missing", "FileNotFoundError: [Errno 2] No such file or directory: 'mpirun'"),

@@ -179,7 +179,11 @@ NOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes.
             FailureClass.BUG,
         ),
         (ABORT, "rank 1 of 4 ended with exit status 5", FailureClass.BUG),
-        ("opal_init failed\n", "mpirun ended with exit status 1", FailureClass.USER),
+        (
+            "ImportError: libmpi.so.40: cannot open shared object file\n",
+            "mpirun ended with exit status 1",
+            FailureClass.USER,
+        ),
     ],
 )
 def test_the_rank_that_ended_first_is_named_with_its_log(
