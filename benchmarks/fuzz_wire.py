@@ -264,8 +264,8 @@ def read_events(endpoint: Literal["chat", "completions"]) -> Callable[[Sequence[
         client = openai.OpenAiClient("http://x:1", "m", endpoint, stream=True, timeout_s=1)
         session, answer, events = client.session(), Answer(), ServerSentEvents()
         for part in parts:
-            for data in events.feed(part):
-                session._parse(0, data, answer)  # type: ignore[attr-defined]  # noqa: SLF001
+            for event in events.feed(part):
+                session._parse(0, event.data, answer, failed=event.failed)  # type: ignore[attr-defined]  # noqa: SLF001
         # As the event file does it.
         record = json.dumps([answer.text, answer.events, answer.finish_reason, answer.error], ensure_ascii=False)
         return len(answer.text.encode()) // 3 + 0 * len(record.encode())

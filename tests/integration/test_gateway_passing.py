@@ -43,6 +43,7 @@ BROKEN_STREAMS = {
     "error": [ROLE, TEXT, DIED, TEXT, STOP, DONE],
     "named-error": [TEXT, b'event: error\ndata: {"message": "the engine died"}\n\n', DONE],
     "not-a-stream": [whole("tok")],
+    "error-in-place": [b'{"error": {"message": "the engine died"}}'],
 }
 BROKEN_ANSWERS = {
     "empty": b"",
@@ -170,6 +171,12 @@ def test_an_answer_that_is_not_whole_is_a_bad_gateway(served: Passing, name: str
     assert response.status_code == 502
     assert ("the engine died" in response.json()["error"]["message"]) == (name == "error")
     assert served.requests(502) == failed + 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_long_error_is_shortened(served: Passing, stream: bool) -> None:
+    response = served.ask(json.dumps({"error": {"message": "died" * 1000}}).encode(), stream=stream)
+    assert response.json()["error"]["message"].endswith("dieddied... (4000 characters)")
 
 
 def test_whole_answers_pass(served: Passing) -> None:

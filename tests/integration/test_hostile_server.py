@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from trtllm_pipeline.base.errors import PipelineError
+from trtllm_pipeline.measure.client.conversation import Conversation
 from trtllm_pipeline.measure.client.transport import http2
 from trtllm_pipeline.measure.client.transport.http import HttpError
 from trtllm_pipeline.measure.client.transport.timestamped_socket import TimestampedSocket
@@ -243,6 +244,75 @@ def test_a_silent_peer_does_not_hold_a_handshake(start: Start) -> None:
 
     with pytest.raises(PipelineError, match=r"no complete response within 0.4 s"):
         asyncio.run(look())
+
+
+PROTOCOLS = ("openai_chat", "openai_chat_unary", "openai_completions", "openai_completions_unary")
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"error": {"message": "the engine died", "code": 500}},
+        {"error": "the engine died"},
+        {"object": "error", "message": "the engine died"},
+        {"detail": "the engine died"},
+    ],
+)
+def test_an_error_with_status_200_is_told_in_the_servers_words(
+    start: Start, protocol: str, body: dict[str, object]
+) -> None:
+    for text in (json.dumps(body), json.dumps(body, indent=1) + "\r\n\r\n"):
+        answers = [whole(200, text.encode())]
+        assert error_of(start(lambda: iter(answers)).port, protocol, "openai", 60.0) == "the engine died"  # noqa: B023
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_error_without_openais_envelope_is_told_in_the_servers_words(start: Start, protocol: str) -> None:
+    body = json.dumps({"message": "the engine died"}).encode()
+    error = error_of(start(lambda: iter([whole(503, body)])).port, protocol, "openai", 60.0)
+    assert error == "HTTP status 503: the engine died"
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS[::2])
+@pytest.mark.parametrize("before", [b"", event(PART)])
+def test_an_error_event_is_told_in_the_servers_words(start: Start, protocol: str, before: bytes) -> None:
+    for data, told in (
+        (b'{"message": "the engine died"}', "the engine died"),
+        (b'{"code": 500}', '{"code": 500}'),
+        (b"the engine died", "expected a JSON object, got b'the engine died'"),
+    ):
+        parts = [EVENTS, before, b"event: error\ndata: " + data + b"\n\n", event(PART), b"data: [DONE]\n\n"]
+        assert error_of(start(lambda: iter(parts)).port, protocol, "openai", 60.0) == told  # noqa: B023
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("status", [200, 503])
+def test_a_long_error_is_shortened_once(start: Start, protocol: str, status: int) -> None:
+    answers = [whole(status, json.dumps({"error": "died" * 1000}).encode())]
+    error = error_of(start(lambda: iter(answers)).port, protocol, "openai", 60.0) or ""
+    size = len("HTTP status 503: " * (status == 503)) + 4000
+    assert error.endswith(f"... ({size} characters)")
+    assert error.count("characters") == 1
+
+
+def test_a_whole_answer_is_not_a_stream(start: Start) -> None:
+    body = b'{"choices": [{"message": {"content": "a"}, "finish_reason": "stop"}]}'
+    error = error_of(start(lambda: iter([whole(200, body)])).port, "openai_chat", "openai", 60.0)
+    assert error == f"expected a stream of events, got {body.decode()}"
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        [EVENTS, event(PART), b'event: error\ndata: {"message": "the engine died"}\n\n'],
+        [whole(200, b'{"object": "error", "message": "the engine died"}')],
+    ],
+)
+def test_a_chat_ends_with_the_servers_words(start: Start, lie: list[bytes]) -> None:
+    asked = Conversation(f"http://127.0.0.1:{start(lambda: iter(lie)).port}", "m", options={})
+    with pytest.raises(PipelineError, match=r"^the server failed: the engine died$"):
+        asked.ask("hi", lambda _piece, _thought: None)
 
 
 @pytest.mark.seam

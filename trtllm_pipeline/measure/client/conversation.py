@@ -115,9 +115,9 @@ class Conversation:
                 refusal.extend(part)
                 return
             try:
-                for data in events.feed(part):
-                    if data != b"[DONE]":
-                        _take(fields.parse(data), reply, show)
+                for event in events.feed(part):
+                    if event.data != b"[DONE]":
+                        _take(fields.parse(event.data), reply, show, failed=event.failed)
             except (ServerError, OSError) as error:  # the connection only handles its own errors
                 raised.append(error)
                 raise ProtocolError(str(error)) from error
@@ -147,6 +147,8 @@ class Conversation:
             connection.close()
         if status != 200:
             raise _refused(self.url, status, bytes(refusal[:MAX_MESSAGE_BYTES]))
+        if (refused := events.error) is not None:
+            raise ServerError(f"the server failed: {fields.shortened(refused)}")
         if reply.finish_reason is None:
             raise ServerError(f"{self.url}: the response ended early", failure=FailureClass.TRANSIENT)
 
@@ -206,10 +208,10 @@ def _authorization(api_key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 
-def _take(body: Mapping[str, Any], reply: Reply, show: Show) -> None:
+def _take(body: Mapping[str, Any], reply: Reply, show: Show, *, failed: bool = False) -> None:
     """Process one event of a stream. Raises ProtocolError, and ServerError for an error in it."""
-    if (error := fields.error_of(body)) is not None:
-        raise ServerError(f"the server failed: {_message(error)}")
+    if (error := fields.error_of(body, failed=failed)) is not None:
+        raise ServerError(f"the server failed: {fields.shortened(error)}")
     for each in fields.items(body.get("choices"), "choices"):
         choice = fields.mapping(each, "a choice")
         delta = fields.mapping(choice.get("delta"), "delta")
@@ -238,17 +240,12 @@ def _call(call: Mapping[str, Any], reply: Reply) -> None:
 
 def _refused(url: str, status: int, body: bytes) -> ServerError:
     try:
-        message = _message(fields.error_of(fields.parse(body)) or "")
+        message = fields.shortened(fields.error_of(fields.parse(body), failed=True) or "")
     except ProtocolError:
         message = ""
     hint = "set OPENAI_API_KEY" if status in {401, 403} else None
     failure = FailureClass.USER if status in _USERS else FailureClass.TRANSIENT
     return ServerError(f"{url}: {message or f'HTTP status {status}'}", failure=failure, hint=hint)
-
-
-def _message(error: object) -> str:
-    text = error.get("message") if isinstance(error, dict) else error
-    return fields.shortened(text if isinstance(text, str) else fields.shown(text))
 
 
 def _unreachable(url: str, error: Exception) -> ServerError:

@@ -23,13 +23,29 @@ def parse(data: bytes | bytearray) -> dict[str, Any]:
     return value
 
 
-def error_of(body: Mapping[str, Any]) -> object:
-    """The error that an OpenAI server reports. None without one.
+def error_of(body: Mapping[str, Any], *, failed: bool = False) -> str | None:
+    """The error that an OpenAI server reports, in its own words. None without one.
 
     TensorRT-LLM and vLLM send it without OpenAI's envelope. FastAPI, and therefore Triton's OpenAI front end, sends it
-    as `detail`.
+    as `detail`. With `failed`, `body` is known to be an error, whatever its form.
     """
-    return body.get("message") if body.get("object") == "error" else body.get("error", body.get("detail"))
+    error = body.get("message") if body.get("object") == "error" else body.get("error", body.get("detail"))
+    if error is None and not failed:
+        return None
+    error = body if error is None else error
+    words = error.get("message") or error if isinstance(error, dict) else error
+    return text(words, "the error") if isinstance(words, str) and words else shown(words)
+
+
+def not_a_stream(data: bytes | bytearray) -> str | None:
+    """The error for JSON in place of a stream of events, in the server's words if it has any. None for events."""
+    if not data.lstrip().startswith(b"{"):
+        return None
+    try:
+        body = parse(data)
+    except ProtocolError as error:
+        return str(error)
+    return error_of(body) or f"expected a stream of events, got {shown(body)}"
 
 
 def mapping(value: object, what: str) -> Mapping[str, Any]:

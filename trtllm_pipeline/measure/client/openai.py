@@ -153,9 +153,9 @@ class _OpenAiSession(HttpSession):
         if answer.error is None and answer.finish_reason is None:
             answer.error = "the response ended without a finish_reason"
 
-    def _parse(self, now_ns: int, data: bytes | bytearray, answer: Answer) -> None:
+    def _parse(self, now_ns: int, data: bytes | bytearray, answer: Answer, *, failed: bool = False) -> None:
         if data != b"[DONE]":
-            super()._parse(now_ns, data, answer)
+            super()._parse(now_ns, data, answer, failed=failed)
 
     def _take(self, now_ns: int, body: Mapping[str, Any], answer: Answer) -> None:
         for each in fields.items(body.get("choices"), "choices"):

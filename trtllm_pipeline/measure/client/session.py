@@ -307,9 +307,9 @@ class HttpSession(Session):
         def arrived(now_ns: int, part: bytes) -> None:
             answer.arrived(now_ns, connection.late_ns)
             if self._stream and connection.answer.status == 200:
-                for data in events.feed(part):
+                for event in events.feed(part):
                     self._count_message()
-                    self._parse(now_ns, data, answer)
+                    self._parse(now_ns, event.data, answer, failed=event.failed)
             elif len(whole) < MAX_MESSAGE_BYTES:  # more would be useless as an error message
                 whole.extend(part)
 
@@ -327,19 +327,19 @@ class HttpSession(Session):
             answer.connected_ns = time.monotonic_ns()
             status = await post()
         if not self._stream or status != 200:
-            self._parse(connection.answer.latest_ns, whole, answer)
+            self._parse(connection.answer.latest_ns, whole, answer, failed=status != 200)
+        elif answer.error is None:
+            answer.error = events.error
         if status != 200:
             answer.error = f"HTTP status {status}: {answer.error}" if answer.error else f"HTTP status {status}"
 
-    def _parse(self, now_ns: int, data: bytes | bytearray, answer: Answer) -> None:
+    def _parse(self, now_ns: int, data: bytes | bytearray, answer: Answer, *, failed: bool = False) -> None:
+        """Record one response. `failed`: the server reported an error."""
         try:
             body = fields.parse(data)
-            error = fields.error_of(body)
-            if error is None:
+            message = fields.error_of(body, failed=failed)
+            if message is None:
                 self._take(now_ns, body, answer)
-                return
-            detail = error.get("message") or error if isinstance(error, dict) else error
-            message = fields.text(detail, "the error") if isinstance(detail, str) else fields.shown(detail)
         except ProtocolError as error:
             message = str(error)
         answer.error = answer.error or message
@@ -353,8 +353,16 @@ class HttpSession(Session):
         self._connection.close()
 
 
+class ServerSentEvent(NamedTuple):
+    """A complete event."""
+
+    data: bytes
+    failed: bool
+    """True if its type is `error`."""
+
+
 class ServerSentEvents:
-    """Incremental parser of a text/event-stream: takes bytes as they arrive, returns `data` of complete events.
+    """Incremental parser of a text/event-stream: takes bytes as they arrive, returns complete events.
 
     Source: WHATWG HTML, section 9.2.6 "Interpreting an event stream"; lines may end in LF, CRLF or CR.
     """
@@ -364,10 +372,13 @@ class ServerSentEvents:
         """The unfinished line."""
         self._data: list[bytes] = []
         self._data_bytes = 0
+        self._failed = False
+        self._json = bytearray()
+        """Lines from one that is no field but begins an object: a server's error in place of the stream."""
         self._after_cr = False
 
-    def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """Data of each event that `chunk` completes. Raises ProtocolError for one larger than MAX_MESSAGE_BYTES."""
+    def feed(self, chunk: bytes) -> Iterator[ServerSentEvent]:
+        """Each event with data that `chunk` completes. Raises ProtocolError for one larger than MAX_MESSAGE_BYTES."""
         if not chunk:
             return
         # The second half of a CRLF does not end another line.
@@ -381,12 +392,23 @@ class ServerSentEvents:
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))
                 self._data_bytes += len(line)
-            elif not line and self._data:
-                data, self._data, self._data_bytes = b"\n".join(self._data), [], 0
-                yield data
+            elif not line:
+                data, self._data, self._data_bytes = self._data, [], 0
+                failed, self._failed = self._failed, False
+                if data:
+                    yield ServerSentEvent(b"\n".join(data), failed)
+            elif line.startswith(b"event:"):
+                self._failed = line[6:].strip() == b"error"
+            elif self._json or line.lstrip().startswith(b"{"):
+                self._json += line + b"\n"
         self._line += rest
-        if len(self._line) + self._data_bytes > MAX_MESSAGE_BYTES:
+        if len(self._line) + self._data_bytes + len(self._json) > MAX_MESSAGE_BYTES:
             raise ProtocolError(f"an event in the response exceeds {MAX_MESSAGE_BYTES} bytes")
+
+    @property
+    def error(self) -> str | None:
+        """The error that the server sent in place of a stream, or of its next event."""
+        return fields.not_a_stream(self._json + self._line)
 
 
 def deltas(events: Sequence[TextChunk]) -> Iterator[TextChunk]:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.measure import http, timestamped_socket, urls
+from trtllm_pipeline.measure import fields, http, timestamped_socket, urls
 from trtllm_pipeline.serve.gateway.api_error import ApiError, unavailable
 from trtllm_pipeline.serve.gateway.parsed_request import PATHS, Endpoint
 from trtllm_pipeline.serve.gateway.passing import AnswerCheck, StreamCutter, check_of
@@ -112,9 +112,8 @@ class OpenAiBackend:
             passed.end(self._failed(str(error)))
 
     def _failed(self, why: str) -> ApiError:
-        return ApiError(
-            502, f"the server of model {self._served.name} failed: {why}", code="bad_gateway", reason="upstream"
-        )
+        message = f"the server of model {self._served.name} failed: {fields.shortened(why)}"
+        return ApiError(502, message, code="bad_gateway", reason="upstream")
 
     async def _ask(self, endpoint: Endpoint, message: bytes, name: str, passed: Passed) -> None:
         while True:

@@ -58,6 +58,9 @@ class AnswerCheck:
 
     def event(self, event: bytes) -> bool:
         """Read a server-sent event. Returns whether it has output."""
+        if (instead := fields.not_a_stream(event)) is not None:
+            self.error = self.error or instead
+            return False
         lines = [line.partition(b":") for line in _LINE_END.split(event)]
         data = b"\n".join(value.removeprefix(b" ") for name, _, value in lines if name == b"data")
         failed = any(name == b"event" and value.strip() == b"error" for name, _, value in lines)
@@ -68,13 +71,11 @@ class AnswerCheck:
         """Read an object. Returns whether it has output. `failed`: the server reported an error."""
         try:
             body = fields.parse(data)
-        except ProtocolError as error:
-            self.error = self.error or str(error)
+        except ProtocolError as broken:
+            self.error = self.error or str(broken)
             return False
-        value = fields.error_of(body)
-        value = body if value is None and failed else value
-        if value is not None:
-            self.error = self.error or _message(value)
+        if (error := fields.error_of(body, failed=failed)) is not None:
+            self.error = self.error or error
             return False
         usage, choices = body.get("usage"), body.get("choices")
         self.usage = usage if isinstance(usage, dict) else self.usage
@@ -118,9 +119,9 @@ class ResponseCheck(AnswerCheck):
             return False
         response = body.get("response")
         response = response if isinstance(response, dict) else body
-        error = fields.error_of(response)
-        if failed or error is not None or body.get("type") == "error" or response.get("status") in _FAILED_RESPONSES:
-            self.error = self.error or _message(body if error is None else error)
+        failed = failed or body.get("type") == "error" or response.get("status") in _FAILED_RESPONSES
+        if (error := fields.error_of(response, failed=failed)) is not None:
+            self.error = self.error or error
             return False
         if isinstance(usage := response.get("usage"), dict):
             self.usage = {name: usage.get(theirs) for name, theirs in _COUNTS.items()}
@@ -145,8 +146,3 @@ def _has_output(value: object) -> bool:
     if isinstance(value, list):
         return any(map(_has_output, value))
     return isinstance(value, str) and bool(value)
-
-
-def _message(error: object) -> str:
-    message = error.get("message") if isinstance(error, dict) else error
-    return fields.shortened(message if isinstance(message, str) and message else fields.shown(error))

@@ -52,8 +52,27 @@ def test_events_survive_every_cut(first: int) -> None:
     for second in range(first, len(STREAM) + 1):
         parser = ServerSentEvents()
         parts = STREAM[:first], STREAM[first:second], STREAM[second:]
-        got = [data.decode() for part in parts for data in parser.feed(part)]
+        got = [event.data.decode() for part in parts for event in parser.feed(part)]
         assert got == EVENTS
+        assert parser.error is None
+
+
+ERRORS = b"event: error\ndata: {}\n\ndata: 1\r\n\r\nevent: error\n\ndata: 2\n\ndata:3\revent:error\r\r"
+IN_PLACE = b'\r\n {\r\n"error": {"message":\n "no"}}'
+
+
+@pytest.mark.parametrize("cut", range(len(ERRORS)))
+def test_an_event_that_is_an_error_survives_every_cut(cut: int) -> None:
+    parser = ServerSentEvents()
+    got = [tuple(event) for part in (ERRORS[:cut], ERRORS[cut:]) for event in parser.feed(part)]
+    assert got == [(b"{}", True), (b"1", False), (b"2", False), (b"3", True)]
+
+
+@pytest.mark.parametrize("cut", range(len(IN_PLACE)))
+def test_json_in_place_of_a_stream_survives_every_cut(cut: int) -> None:
+    parser = ServerSentEvents()
+    assert [*parser.feed(IN_PLACE[:cut]), *parser.feed(IN_PLACE[cut:])] == []
+    assert parser.error == "no"
 
 
 @given(st.lists(st.text(max_size=5), max_size=8))

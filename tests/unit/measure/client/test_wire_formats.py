@@ -140,8 +140,8 @@ def chat(*bodies: object) -> Answer:
     answer, events = Answer(), ServerSentEvents()
     for number, body in enumerate(bodies):
         text = body if isinstance(body, str) else json.dumps(body)
-        for data in events.feed(f"data: {text}\n\n".encode()):
-            session._parse(number, data, answer)
+        for event in events.feed(f"data: {text}\n\n".encode()):
+            session._parse(number, event.data, answer)
     return answer
 
 
@@ -238,14 +238,21 @@ def test_responses_before_the_first_text_are_noted() -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({"error": {"message": "no"}}, {"message": "no"}),
+        ({"error": {"message": "no"}}, "no"),
+        ({"error": {"reason": "no"}}, '{"reason": "no"}'),
+        ({"error": ""}, '""'),
         ({"detail": "Unknown model: m"}, "Unknown model: m"),
         ({"object": "error", "message": "too long"}, "too long"),
         ({"choices": []}, None),
     ],
 )
-def test_what_a_server_says_went_wrong_is_read_in_each_of_its_forms(body: dict[str, object], said: object) -> None:
+def test_what_a_server_says_went_wrong_is_read_in_each_of_its_forms(body: dict[str, object], said: str | None) -> None:
     assert fields.error_of(body) == said
     if said is not None:
-        words = said["message"] if isinstance(said, dict) else said
-        assert conversation._refused("http://h", 400, json.dumps(body).encode()).message == f"http://h: {words}"
+        assert conversation._refused("http://h", 400, json.dumps(body).encode()).message == f"http://h: {said}"
+
+
+def test_an_error_of_no_known_form_is_shown() -> None:
+    assert fields.error_of({"message": "no", "code": 1}, failed=True) == "no"
+    assert fields.error_of({"code": 1}, failed=True) == '{"code": 1}'
+    assert conversation._refused("http://h", 400, b'{"message": "no"}').message == "http://h: no"

@@ -85,6 +85,8 @@ def test_completions_carry_text_beside_their_choice() -> None:
         ([TEXT, b'event: error\ndata: {"message": "it died"}\n\n', STOP, DONE], "it died"),
         ([TEXT, b'data: {"object": "error", "message": "it died"}\n\n', DONE], "it died"),
         ([TEXT, b"data: Internal Server Error\n\n", STOP], "expected a JSON object"),
+        ([b'{"error": {"message": "it died"}}\n\n'], "it died"),
+        ([b'{"choices": []}\n\n'], 'expected a stream of events, got {"choices": []}'),
     ],
 )
 def test_answers_that_are_not_whole(events: list[bytes], why: str) -> None:
