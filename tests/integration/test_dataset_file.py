@@ -50,7 +50,7 @@ def test_without_the_hub_the_copy_serves(hub: FakeHub, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("name", "message", "failure"),
     [
-        ("hub:org/rows/other.jsonl", "has no file other.jsonl", FailureClass.USER),
+        ("hub:org/rows/other.jsonl", "does not have a file other.jsonl", FailureClass.USER),
         ("hub:org/nothing/train.jsonl", "org/nothing", FailureClass.USER),
     ],
 )

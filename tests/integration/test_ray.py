@@ -380,7 +380,7 @@ def test_a_matrix_on_a_node_that_does_not_see_the_workspace(tmp_path: Path, monk
         done = run_matrix(workspace, head.address, "--set", through)
         assert done.returncode == 0, done.stderr
         assert '"status": "done"' in done.stdout
-        assert list((exchange / "files").iterdir())
+        assert list((exchange / "artifacts").iterdir())
         assert eventually(lambda: not list((exchange / "parcels").iterdir()))
         assert not list((workspace / "work").glob("*.cluster"))
         again = run_matrix(workspace, head.address, "--set", through)
