@@ -454,16 +454,16 @@ def test_a_repository_is_the_same_with_either_front_end_of_triton() -> None:
             machine(more=",triton=no"),
             "Triton is not installed; settings.serve.frontend: trtllm_serve needs none",
         ),
-        (cell(tp=2, settings=TRITON_OPENAI), machine(), "it is one process, and 2 ranks are started by mpirun"),
+        (cell(tp=2, settings=TRITON_OPENAI), machine(), "it is one process, but mpirun starts 2 ranks"),
         (
             cell(settings={**TRITON_OPENAI, "repository.decoupled": False}),
             machine(),
-            "it streams answers, which takes settings.repository.decoupled: true",
+            "it streams answers, which requires settings.repository.decoupled: true",
         ),
         (
             cell(settings=TRITON_OPENAI),
             replace(machine(), assumed=False),
-            "Triton here has no python/openai/openai_frontend/main.py; images of NVIDIA have it",
+            "Triton here has no python/openai/openai_frontend/main.py; NVIDIA's images have it",
         ),
         (
             cell(toolchain=PYTORCH, settings=TRITON_OPENAI),
@@ -480,12 +480,12 @@ def test_a_repository_is_the_same_with_either_front_end_of_triton() -> None:
         (
             cell("fp8", toolchain=PYTORCH),
             machine(more=",model_optimizer=no"),
-            "is made with Model Optimizer, and Model Optimizer is not installed: MODEL_OPTIMIZER_PYTHON names",
+            "is created with Model Optimizer, but Model Optimizer is not installed: MODEL_OPTIMIZER_PYTHON names",
         ),
         (
             cell("fp16", toolchain=PYTORCH, settings=FP8_CACHE),
             machine(more=",model_optimizer=no"),
-            "is made with Model Optimizer",
+            "is created with Model Optimizer",
         ),
         (cell(settings={"build.tokens_per_blok": 32}), machine(), "settings.build.tokens_per_blok"),
         (
