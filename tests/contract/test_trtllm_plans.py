@@ -274,7 +274,7 @@ def test_the_other_matrices(planner: Planner, matrix: str, release: str, cells: 
 
 def test_a_release_whose_transformers_lacks_the_model_needs_code_that_is_trusted(planner: Planner) -> None:
     told = planner.refusal("phi3", "0.10.0")
-    assert "transformers supports it since 4.41.0, this is 4.38.2" in told
+    assert "transformers supports it from 4.41.0 on, this is 4.38.2" in told
     assert "and its hub, which has the files' SHA-256, cannot be reached now" in told
     assert "try: plan with access to the hub, list trusted files with their SHA-256" in told
     assert "or use a local directory: model: " in told
@@ -427,7 +427,7 @@ def test_experts_are_dealt_among_gpus_on_both_lanes(planner: Planner, release: s
     assert not {layout for lane, precision, layout in works if (lane, precision) == (ENGINES, "fp8")} & dealt
     assert {layout for lane, _, layout in works if lane == PYTORCH} & dealt == (dealt if PYTORCH in lanes else set())
     reasons = " ".join(cell["reason"] for cell in planned["cells"] if cell["axes"].get("ep") and not cell["feasible"])
-    assert ("can be distributed over GPUs since 0.11, this is 0.10.0" in reasons) is (release == "0.10.0")
+    assert ("can be distributed over GPUs from 0.11 on, this is 0.10.0" in reasons) is (release == "0.10.0")
     assert ("quantize.py, which creates fp8 here, splits each expert" in reasons) is converts
     for run in planned["stage_runs"]:
         if run["stage"] == "launch":

@@ -419,15 +419,15 @@ def test_speculation_with_engines_works_where_the_release_has_it(asked: Cell, re
 @pytest.mark.parametrize(
     ("lane", "release", "frontend", "words"),
     [
-        (ENGINES, "0.8.0", "triton", "engines accept adapters in requests since 0.10"),
-        (ENGINES, "0.9.0", "triton", "engines accept adapters in requests since 0.10"),
+        (ENGINES, "0.8.0", "triton", "engines accept adapters in requests from 0.10 on"),
+        (ENGINES, "0.9.0", "triton", "engines accept adapters in requests from 0.10 on"),
         (ENGINES, "0.10.0", "triton", None),
         (ENGINES, "1.3.0rc20", "triton", None),
         (ENGINES, "1.0.0", "triton_openai", "cannot send an adapter to an engine"),
-        (ENGINES, "0.21.0", "trtllm_serve", "trtllm-serve accepts lora_request since 1.0"),
+        (ENGINES, "0.21.0", "trtllm_serve", "trtllm-serve accepts lora_request from 1.0 on"),
         (ENGINES, "1.0.0", "trtllm_serve", None),
         (PYTORCH, "1.0.0", "trtllm_serve", None),
-        (PYTORCH, "1.3.0rc19", "triton", "is known to have one since 1.3.0rc20"),
+        (PYTORCH, "1.3.0rc19", "triton", "is known to have one from 1.3.0rc20 on"),
         (PYTORCH, "1.3.0", "triton", None),
     ],
 )
@@ -733,7 +733,7 @@ def test_engines_read_a_shared_expert_as_model_optimizer_names_it_since_a_releas
         release: infeasible(mixture, parse(f"tensorrt_llm=={release},sm=90,gpus=8,gpu_memory_gib=80,examples=no"))
         for release in ("0.19.0", "0.20.0")
     }
-    assert "since 0.20, this is 0.19.0" in str(said["0.19.0"])
+    assert "from 0.20 on, this is 0.19.0" in str(said["0.19.0"])
     assert said["0.20.0"] is None
 
 

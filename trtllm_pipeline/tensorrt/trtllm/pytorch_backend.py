@@ -165,7 +165,7 @@ def _missing(machine: Machine) -> str | None:
         return lacks
     release = installed(machine).release
     if not at_least(release, FIRST_PYTORCH):
-        return f"TensorRT-LLM {release} is installed; its PyTorch runtime is for use since {FIRST_PYTORCH}"
+        return f"TensorRT-LLM {release} is installed; its PyTorch runtime is a preview before {FIRST_PYTORCH}"
     return None
 
 

@@ -212,7 +212,7 @@ def no_builder(case: Case) -> str | None:
     which calls itself the last one with the TensorRT backend.
     """
     if not at_least(case.release, FIRST):
-        return f"TensorRT-LLM {case.release}: engines have been built this way since {FIRST}"
+        return f"TensorRT-LLM {case.release}: engines are built this way from {FIRST} on"
     # The installation decides, not the release number.
     return None if case.installed.build else f"TensorRT-LLM {case.release} here has no trtllm-build"
 
@@ -276,7 +276,7 @@ def needs_code(case: Case) -> str | None:
         transformers = case.installed.transformers or transformers_of(case.release)
         if transformers is None or parse(transformers) >= parse(family.transformers):
             return None
-        why = f"family {case.family}: transformers supports it since {family.transformers}, this is {transformers}"
+        why = f"family {case.family}: transformers supports it from {family.transformers} on, this is {transformers}"
     source = recipe["source"]
     assert isinstance(source, dict)
     untrusted = _untrusted(case.cell.model, trusted_code(source), recipe.get("code"))
@@ -351,17 +351,17 @@ def family_layout(case: Case) -> str | None:
     cell, release, family = case.cell, case.release, FAMILIES[case.family]
     if not at_least(release, family.since):
         since = ".".join(family.since.split(".")[:2])
-        return f"family {case.family}: TensorRT-LLM has converted it since {since}, this is {release}"
+        return f"family {case.family}: TensorRT-LLM converts it from {since} on, this is {release}"
     if cell.tp > 1 and not at_least(release, family.tensor_parallel):
-        return f"tp{cell.tp}: {case.family} can be split over GPUs since {family.tensor_parallel}, this is {release}"
+        return f"tp{cell.tp}: {case.family} can be split over GPUs from {family.tensor_parallel} on, this is {release}"
     if cell.pp > 1 and family.pipeline_parallel is None:
         return f"pp{cell.pp}: TensorRT-LLM has no pipeline stages for {case.family}"
     if cell.pp > 1 and not at_least(release, family.pipeline_parallel or FIRST):
-        return f"pp{cell.pp}: {case.family} has pipeline stages since {family.pipeline_parallel}, this is {release}"
+        return f"pp{cell.pp}: {case.family} has pipeline stages from {family.pipeline_parallel} on, this is {release}"
     if cell.ep > 1 and family.expert_parallel is None:
         return f"ep{cell.ep}: TensorRT-LLM has no expert parallelism for {case.family}"
     if cell.ep > 1 and not at_least(release, family.expert_parallel or FIRST):
-        return f"ep{cell.ep}: whole experts of {case.family} can be distributed over GPUs since {family.expert_parallel}, this is {release}"
+        return f"ep{cell.ep}: whole experts of {case.family} can be distributed over GPUs from {family.expert_parallel} on, this is {release}"
     return None
 
 
@@ -389,7 +389,7 @@ def w4a8_on_ada(case: Case) -> str | None:
     """w4a8_awq on SM 89 before 0.10. Source: release notes."""
     if case.precision != "w4a8_awq" or case.sm != 89:
         return None
-    return f"precision w4a8_awq: TensorRT-LLM supports it on SM 89 since 0.10, this is {case.release}"
+    return f"precision w4a8_awq: TensorRT-LLM supports it on SM 89 from 0.10 on, this is {case.release}"
 
 
 @rule("TLM203", "install a newer release", before="0.17.0")
@@ -397,7 +397,7 @@ def gpu_too_new(case: Case) -> str | None:
     """SM 100 and newer before 0.17. Source: release notes."""
     if case.sm is None or case.sm < 100:
         return None
-    return f"SM {case.sm}: TensorRT-LLM supports it since 0.17, this is {case.release}"
+    return f"SM {case.sm}: TensorRT-LLM supports it from 0.17 on, this is {case.release}"
 
 
 @rule("TLM204", "install an older release", since="0.16")
@@ -550,7 +550,7 @@ def not_by_model_optimizer(case: Case) -> str | None:
         return f"{why}, and {lacks}"
     reason = unwritten(case.family, case.precision)
     if reason is None and (since := read_since(case.family)) is not None and not at_least(case.release, since):
-        reason = f"engines use Model Optimizer's names for its weights since {since}, this is {case.release}"
+        reason = f"engines use Model Optimizer's names for its weights from {since} on, this is {case.release}"
     return None if reason is None else f"{case.family} in {case.precision}: {why}, and {reason}"
 
 
@@ -691,7 +691,7 @@ def paged_w4a8(case: Case) -> str | None:
     if not case.attention.paged or case.kv != "fp8" or case.precision != "w4a8_awq":
         return None
     return (
-        f"settings.build.use_paged_context_fmha: it is known to work with w4a8_awq and an FP8 cache since {W4A8_PAGED}, "
+        f"settings.build.use_paged_context_fmha: it is known to work with w4a8_awq and an FP8 cache from {W4A8_PAGED} on, "
         f"this is {case.release}"
     )
 
@@ -908,7 +908,7 @@ def visual_engine(case: Case) -> str | None:
         served = "trtllm-serve does not support a visual engine" if not case.in_triton else "it only forwards text"
         return f"settings.serve.frontend {frontend}: {served}"
     if not at_least(case.release, encoder.since):
-        return f"family {family}: Triton's templates support its images since {encoder.since}, this is {case.release}"
+        return f"family {family}: Triton's templates support its images from {encoder.since} on, this is {case.release}"
     if cell.precision not in vision.PRECISIONS or case.kv is not None:
         what = f"with a cache of {case.kv}" if cell.precision in vision.PRECISIONS else cell.precision
         return (
@@ -1224,14 +1224,16 @@ def lora(case: Case) -> str | None:
             return None
         return (
             f"settings.lora.adapter: Triton's LLM API model of TensorRT-LLM {release} has no input for it; it is known to have "
-            f"one since {_LORA_IN_LLMAPI}"
+            f"one from {_LORA_IN_LLMAPI} on"
         )
     if not at_least(release, _LORA_IN_ENGINES):
-        return f"settings.lora.adapter: engines accept adapters in requests since {_LORA_IN_ENGINES}, this is {release}"
+        return (
+            f"settings.lora.adapter: engines accept adapters in requests from {_LORA_IN_ENGINES} on, this is {release}"
+        )
     if frontend == FRONTEND_TRITON_OPENAI:
         return f"settings.lora.adapter: requests to {frontend} cannot send an adapter to an engine"
     if not case.in_triton and not at_least(release, _LORA_IN_SERVE):
-        return f"settings.lora.adapter: trtllm-serve accepts lora_request since {_LORA_IN_SERVE}, this is {release}"
+        return f"settings.lora.adapter: trtllm-serve accepts lora_request from {_LORA_IN_SERVE} on, this is {release}"
     return None
 
 
@@ -1449,7 +1451,9 @@ def lora_with_reuse(case: Case) -> str | None:
     """
     if not companions.adapters(case.cell) or case.repository("enable_kv_cache_reuse") is not True:
         return None
-    return f"settings.repository.enable_kv_cache_reuse: supported with LoRA adapters since 0.13, this is {case.release}"
+    return (
+        f"settings.repository.enable_kv_cache_reuse: supported with LoRA adapters from 0.13 on, this is {case.release}"
+    )
 
 
 @rule("TLM724", "omit it: bfloat16 works with the backend tensorrtllm")

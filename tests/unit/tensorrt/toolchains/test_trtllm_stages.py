@@ -404,7 +404,7 @@ def test_a_server_has_the_cpus_of_its_gpus_and_the_machine_if_it_is_measured_alo
         (ENGINES, "tensorrt_llm==1.3.0,sm=90", "TensorRT-LLM 1.3.0 is installed, but no trtllm-build is on PATH"),
         (PYTORCH, "gpus=0", "TensorRT-LLM is not installed"),
         (PYTORCH, "tensorrt_llm==1.0.0,gpus=0", "there is no NVIDIA GPU"),
-        (PYTORCH, "tensorrt_llm==0.16.0,sm=90", "its PyTorch runtime is for use since 1.0"),
+        (PYTORCH, "tensorrt_llm==0.16.0,sm=90", "its PyTorch runtime is a preview before 1.0"),
     ],
 )
 def test_what_a_machine_lacks_is_said(toolchain: str, on: str, words: str) -> None:
