@@ -131,7 +131,7 @@ def test_what_only_text_goes_through_is_said_before_anything_runs(tmp_path: Path
         "settings.repository.enable_kv_cache_reuse=true": "would be mixed up",
         "settings.lora.adapter=./adapter": "settings.lora.adapter: it is unknown how engines accept",
         "axes.precision=[bf16]": "converted to fp16, int8_wo, int4_wo",
-        "settings.repository.instance_kinds={tensorrt_llm_bls: KIND_CPU}": "takes no images",
+        "settings.repository.instance_kinds={tensorrt_llm_bls: KIND_CPU}": "does not accept images",
     }.items():
         words = (
             "plan",
