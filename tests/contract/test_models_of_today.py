@@ -126,7 +126,7 @@ def test_engines_say_why_they_do_not_have_it(tmp_path: Path, recipe: str) -> Non
     said = (
         "does not support its images in any release"
         if "llava" in recipe
-        else "no script of TensorRT-LLM that we know converts"
+        else "no known script of TensorRT-LLM converts"
     )
     assert said in str(planned.reason)
 
@@ -197,7 +197,10 @@ def test_auto_takes_engines_with_a_visual_one_where_pytorch_has_not_the_family(t
 
 @pytest.mark.parametrize(
     ("lane", "said"),
-    [(ENGINES, "no visual engine of family llama"), ("embedded", "only the TensorRT-LLM toolchains support images")],
+    [
+        (ENGINES, "no visual engine is built for family llama"),
+        ("embedded", "only the TensorRT-LLM toolchains support images"),
+    ],
 )
 def test_where_images_are_not_taken_a_plan_says_so(lane: str, said: str) -> None:
     asked = cell(toolchain=lane, recipe={"images": True}, settings={"perf.images": "1@64x64"})
@@ -208,8 +211,8 @@ def test_where_images_are_not_taken_a_plan_says_so(lane: str, said: str) -> None
 @pytest.mark.parametrize(
     ("lane", "said"),
     [
-        (ENGINES, "no visual engine of family llama"),
-        (PYTORCH, "trtllm-serve takes images"),
+        (ENGINES, "no visual engine is built for family llama"),
+        (PYTORCH, "trtllm-serve accepts images"),
         ("embedded", "only the TensorRT-LLM toolchains support images"),
     ],
 )
@@ -232,10 +235,14 @@ def test_images_in_rows_are_refused_before_anything_is_downloaded(
     ("recipe", "lane", "said"),
     [
         ("llava-1.5-7b", ENGINES, "only as pixels that a client has prepared"),
-        ("llava-onevision-qwen2-7b", PYTORCH, "no release's list of models of the PyTorch backend has it"),
-        ("llava-1.5-7b", PYTORCH, "no release's list of models of the PyTorch backend has it"),
+        (
+            "llava-onevision-qwen2-7b",
+            PYTORCH,
+            "the PyTorch backend's list of models does not include it in any release",
+        ),
+        ("llava-1.5-7b", PYTORCH, "the PyTorch backend's list of models does not include it in any release"),
         ("internvl3-8b", ENGINES, "preprocessing of Triton's templates does not support its images in any release"),
-        ("internvl3-8b", PYTORCH, "no release's list of models of the PyTorch backend has it"),
+        ("internvl3-8b", PYTORCH, "the PyTorch backend's list of models does not include it in any release"),
         (
             "llava-v1.6-mistral-7b",
             ENGINES,
@@ -250,7 +257,7 @@ def test_what_no_release_serves_is_said_with_the_reason(tmp_path: Path, recipe: 
 
 def test_triton_s_llm_api_model_takes_no_images() -> None:
     asked = cell("bf16", toolchain=PYTORCH, recipe={"images": True}, settings={"perf.images": "1@64x64"})
-    assert "Triton's model of the LLM API takes text alone" in str(infeasible(asked))
+    assert "Triton's LLM API model only accepts text" in str(infeasible(asked))
 
 
 def test_a_quantized_model_has_no_other_precision(tmp_path: Path) -> None:

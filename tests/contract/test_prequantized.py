@@ -67,7 +67,7 @@ FAILS: Final = [
     (PYTORCH, "nvfp4", "llama", "1.2.0", 90, "precision as_is (nvfp4) needs SM 100"),
     (PYTORCH, "nvfp4", "llama", "1.3.0rc20", 89, "precision as_is (nvfp4) needs SM 90"),
     (PYTORCH, "mixed_nvfp4", "llama", "1.2.0", 90, "precision as_is (mixed_nvfp4) needs SM 100"),
-    (PYTORCH, "mxfp4", "gpt_oss", "1.0.0", 90, "since 1.1, this is 1.0.0"),
+    (PYTORCH, "mxfp4", "gpt_oss", "1.0.0", 90, "from 1.1 on, this is 1.0.0"),
     (PYTORCH, "mxfp4", "gpt_oss", "1.1.0", 89, "needs SM 90"),
     (PYTORCH, "int4_awq", "llama", "1.0.0", 100, "below SM 100"),
     (PYTORCH, "int4_awq", "llama", "1.2.1", 120, "below SM 107"),
@@ -75,20 +75,20 @@ FAILS: Final = [
     (PYTORCH, "gptq", "qwen2", "1.2.0", 90, "weights of Model Optimizer"),
     (PYTORCH, "gptq", "qwen2", "1.4.0rc1", 90, "pull request 19442, open in September 2026"),
     (PYTORCH, "compressed-tensors", "llama", "1.2.0", 90, "weights of Model Optimizer"),
-    (PYTORCH, "fp8", "llama", "0.21.0", 90, "PyTorch backend is for use since 1.0"),
-    (ENGINES, "fp8", "llama", "0.12.0", 90, "converts it for llama since 0.13"),
-    (ENGINES, "fp8", "qwen2", "1.0.0", 90, "no script of TensorRT-LLM that we know converts such weights of qwen2"),
-    (ENGINES, "awq", "llama", "0.15.0", 90, "since 0.16"),
+    (PYTORCH, "fp8", "llama", "0.21.0", 90, "PyTorch backend is a preview before 1.0"),
+    (ENGINES, "fp8", "llama", "0.12.0", 90, "converts it for llama from 0.13 on"),
+    (ENGINES, "fp8", "qwen2", "1.0.0", 90, "no known script of TensorRT-LLM converts such weights of qwen2"),
+    (ENGINES, "awq", "llama", "0.15.0", 90, "from 0.16 on"),
     (ENGINES, "awq", "mixtral", "1.0.0", 90, "such weights of mixtral"),
     (ENGINES, "awq", "llama", "1.2.0", 100, "precision as_is (awq): TensorRT-LLM refuses it on SM 100"),
     (ENGINES, "gptq_desc_act", "llama", "1.0.0", 90, "such weights of llama"),
     (ENGINES, "nvfp4", "llama", "1.2.0", 100, "such weights of llama"),
-    (ENGINES, "mxfp4", "gpt_oss", "1.2.0", 100, "no script of TensorRT-LLM that we know converts it"),
+    (ENGINES, "mxfp4", "gpt_oss", "1.2.0", 100, "no known script of TensorRT-LLM converts it"),
 ]
 
 
 CONVERTS: Final = "the toolchain tensorrt_llm converts it"
-QUANTIZES: Final = "precision int4_awq makes weights of that size from the unquantized model"
+QUANTIZES: Final = "precision int4_awq creates weights of that size from the unquantized model"
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_every_form_is_known_to_work_somewhere_or_is_refused_everywhere() -> Non
 
 def test_the_cache_is_not_quantized_beside_weights_that_are_taken_as_they_are() -> None:
     asked = as_is("fp8", **{"quantize.kv_cache_precision": "fp8"})
-    assert "the files say the cache too" in str(infeasible(asked, on("1.0.0")))
+    assert "the files also define the cache" in str(infeasible(asked, on("1.0.0")))
 
 
 @pytest.mark.parametrize(

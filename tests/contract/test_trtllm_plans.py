@@ -229,8 +229,8 @@ def test_the_script_of_nested_loops_is_planned_for_every_release(planner: Planne
 @pytest.mark.parametrize(
     ("release", "reason"),
     [
-        ("0.8.0", "TensorRT-LLM has it in releases >=0.10, this is 0.8.0"),
-        ("0.9.0", "TensorRT-LLM has it in releases >=0.10, this is 0.9.0"),
+        ("0.8.0", "TensorRT-LLM supports it in releases >=0.10, this is 0.8.0"),
+        ("0.9.0", "TensorRT-LLM supports it in releases >=0.10, this is 0.9.0"),
     ],
 )
 def test_qwen2_is_refused_where_no_release_makes_it(planner: Planner, release: str, reason: str) -> None:
@@ -274,7 +274,7 @@ def test_the_other_matrices(planner: Planner, matrix: str, release: str, cells: 
 
 def test_a_release_whose_transformers_lacks_the_model_needs_code_that_is_trusted(planner: Planner) -> None:
     told = planner.refusal("phi3", "0.10.0")
-    assert "transformers has it since 4.41.0, here is 4.38.2" in told
+    assert "transformers supports it from 4.41.0 on, this is 4.38.2" in told
     assert "and its hub, which has the files' SHA-256, cannot be reached now" in told
     assert "try: plan with access to the hub, list trusted files with their SHA-256" in told
     assert "or use a local directory: model: " in told
@@ -288,7 +288,7 @@ def test_a_release_whose_transformers_lacks_the_model_needs_code_that_is_trusted
 @pytest.mark.parametrize("matrix", ["gpt2", "phi3"])
 def test_models_of_later_releases_are_refused_before(planner: Planner, matrix: str) -> None:
     told = planner.refusal(matrix, "0.8.0")
-    assert "TensorRT-LLM has it in releases >=0." in told
+    assert "TensorRT-LLM supports it in releases >=0." in told
 
 
 @pytest.mark.parametrize("release", ["1.0.0", "1.2.0"])
@@ -369,7 +369,7 @@ def test_before_pytorch_one_lane_of_both_is_there(planner: Planner) -> None:
     planned = planner.plan("backends", "0.16.0")
     assert {cell["axes"]["toolchain"] for cell in feasible(planned)} == {ENGINES}
     assert {cell["reason"] for cell in planned["cells"] if not cell["feasible"]} == {
-        "TensorRT-LLM 0.16.0: its PyTorch backend is for use since 1.0; use the toolchain tensorrt_llm"
+        "TensorRT-LLM 0.16.0: its PyTorch backend is a preview before 1.0; use the toolchain tensorrt_llm"
     }
     check_programs(planned, "0.16.0")
 
@@ -427,8 +427,8 @@ def test_experts_are_dealt_among_gpus_on_both_lanes(planner: Planner, release: s
     assert not {layout for lane, precision, layout in works if (lane, precision) == (ENGINES, "fp8")} & dealt
     assert {layout for lane, _, layout in works if lane == PYTORCH} & dealt == (dealt if PYTORCH in lanes else set())
     reasons = " ".join(cell["reason"] for cell in planned["cells"] if cell["axes"].get("ep") and not cell["feasible"])
-    assert ("are dealt among GPUs since 0.11, this is 0.10.0" in reasons) is (release == "0.10.0")
-    assert ("quantize.py, which makes fp8 here, splits each expert" in reasons) is converts
+    assert ("can be distributed over GPUs from 0.11 on, this is 0.10.0" in reasons) is (release == "0.10.0")
+    assert ("quantize.py, which creates fp8 here, splits each expert" in reasons) is converts
     for run in planned["stage_runs"]:
         if run["stage"] == "launch":
             assert run["resources"]["gpus"] == gpus[run["cells"][0].split("/")[2]]

@@ -322,7 +322,7 @@ SPECULATION: Final[Sequence[tuple[Cell, str, str | None]]] = (
     (
         cell(speculative__method="medusa"),
         "1.2.0",
-        "medusa takes a draft model, and settings.speculative.model names none",
+        "medusa needs a draft model, but settings.speculative.model is not set",
     ),
     (cell(speculative__method="eagle2"), "1.2.0", "eagle2: Triton's TensorRT-LLM backend has no dynamic trees"),
     (cell(lane=PYTORCH, speculative__method="eagle2"), "1.2.0", "its heads are those of the method eagle"),
@@ -334,7 +334,7 @@ SPECULATION: Final[Sequence[tuple[Cell, str, str | None]]] = (
     (
         some_cell(recipe=HEADS, settings={"speculative.method": "eagle"}),
         "1.2.0",
-        "settings.speculative.model names none; known for model: org/EAGLE",
+        "settings.speculative.model is not set; known for model: org/EAGLE",
     ),
     (
         some_cell(recipe=HEADS, settings={"speculative.method": "eagle", "speculative.model": "Org/eagle3@main"}),
@@ -351,10 +351,18 @@ SPECULATION: Final[Sequence[tuple[Cell, str, str | None]]] = (
         "1.2.0",
         None,
     ),
-    (cell(**MEDUSA, build__max_draft_len=5), "1.2.0", "settings.build.max_draft_len is what settings.speculative says"),
-    (cell(**MEDUSA, repository__decoding_mode="medusa"), "1.2.0", "settings.repository.decoding_mode is what"),
-    (cell("fp8", **MEDUSA, quantize__options={"num_medusa_heads": 3}), "1.2.0", "options.num_medusa_heads is what"),
-    (cell(**LOOKAHEAD, speculative__max_draft_len=5), "1.2.0", "max_draft_len: lookahead has no use for it"),
+    (
+        cell(**MEDUSA, build__max_draft_len=5),
+        "1.2.0",
+        "settings.build.max_draft_len is already set by settings.speculative",
+    ),
+    (cell(**MEDUSA, repository__decoding_mode="medusa"), "1.2.0", "settings.repository.decoding_mode is already set"),
+    (
+        cell("fp8", **MEDUSA, quantize__options={"num_medusa_heads": 3}),
+        "1.2.0",
+        "options.num_medusa_heads is already set",
+    ),
+    (cell(**LOOKAHEAD, speculative__max_draft_len=5), "1.2.0", "max_draft_len: lookahead does not use it"),
     (
         cell(speculative__method="lookahead"),
         "1.2.0",
@@ -366,28 +374,32 @@ SPECULATION: Final[Sequence[tuple[Cell, str, str | None]]] = (
     (cell(**LOOKAHEAD), "0.18.2", "lookahead: it is known to be served from TensorRT-LLM 0.19 on, this is 0.18.2"),
     (cell(speculative__method="lookahead"), "0.18.2", "lookahead: it is known to be served from TensorRT-LLM 0.19 on"),
     (cell(**LOOKAHEAD), "0.19.0", None),
-    (cell(**LOOKAHEAD, **TRTLLM_SERVE), "0.19.0", "trtllm-serve is known to take it from 0.20 on"),
+    (cell(**LOOKAHEAD, **TRTLLM_SERVE), "0.19.0", "trtllm-serve is known to support it from 0.20 on"),
     (cell(**LOOKAHEAD, **TRTLLM_SERVE), "1.0.0", None),
     (cell(**MEDUSA, **TRTLLM_SERVE), "1.2.0", None),
-    (cell(**EAGLE, **TRTLLM_SERVE), "1.2.0", "eagle: trtllm-serve has it for PyTorch alone"),
+    (cell(**EAGLE, **TRTLLM_SERVE), "1.2.0", "eagle: trtllm-serve only supports it with PyTorch"),
     (cell(**DRAFT), "0.17.0", "known to be served from TensorRT-LLM 0.18 on"),
     (cell("fp8", **EAGLE), "1.2.0", "documented with fp16, bf16, this is fp8"),
-    (cell("bf16", **EAGLE, quantize__kv_cache_precision="fp8"), "1.2.0", "its converter quantizes no cache"),
-    (some_cell(recipe={"family": "qwen2"}, settings=_dotted(EAGLE)), "1.2.0", "heads are converted with Llama models"),
+    (cell("bf16", **EAGLE, quantize__kv_cache_precision="fp8"), "1.2.0", "its converter does not quantize the cache"),
+    (
+        some_cell(recipe={"family": "qwen2"}, settings=_dotted(EAGLE)),
+        "1.2.0",
+        "heads are converted only with Llama models",
+    ),
     (some_cell(recipe={"family": "qwen2"}, settings=_dotted(LOOKAHEAD)), "1.2.0", None),
-    (cell("fp8", **MEDUSA), "0.10.0", "its checkpoint is made by example scripts of TensorRT-LLM"),
+    (cell("fp8", **MEDUSA), "0.10.0", "its checkpoint needs example scripts of TensorRT-LLM"),
     (some_cell(tp=2, settings=_dotted(DRAFT)), "1.2.0", "two engines are planned on one GPU, this is tp2"),
-    (cell(**MEDUSA, build__max_beam_width=4), "1.2.0", "takes one beam, max_beam_width is 4"),
+    (cell(**MEDUSA, build__max_beam_width=4), "1.2.0", "supports one beam, max_beam_width is 4"),
     (
         cell(**EAGLE, **TRTLLM_SERVE, build__kv_cache_type="continuous"),
         "1.2.0",
-        "takes a paged KV cache",
+        "needs a paged KV cache",
     ),
     (cell(**LOOKAHEAD, repository__batching_strategy="V1"), "1.2.0", "inflight_fused_batching, this is V1"),
     (cell(**{**DRAFT, "repository__enable_kv_cache_reuse": False}), "1.2.0", "enable_kv_cache_reuse: true"),
     (cell(**{**LOOKAHEAD, "repository__lookahead_ngram_size": 1}), "1.2.0", "sizes of 4, 1, 4 draft nothing"),
     (cell(**EAGLE, build__use_paged_context_fmha="disable"), "1.2.0", "trtllm-build turns it on for eagle"),
-    (some_cell(batch=513, settings=_dotted(EAGLE)), "1.2.0", "eagle takes 512 requests at most"),
+    (some_cell(batch=513, settings=_dotted(EAGLE)), "1.2.0", "eagle supports at most 512 requests"),
     (cell(**LOOKAHEAD, repository__max_tokens_in_paged_kv_cache=206), "1.2.0", "less than a request of 207 tokens"),
 )
 
@@ -407,15 +419,15 @@ def test_speculation_with_engines_works_where_the_release_has_it(asked: Cell, re
 @pytest.mark.parametrize(
     ("lane", "release", "frontend", "words"),
     [
-        (ENGINES, "0.8.0", "triton", "engines take adapters as requests have them since 0.10"),
-        (ENGINES, "0.9.0", "triton", "engines take adapters as requests have them since 0.10"),
+        (ENGINES, "0.8.0", "triton", "engines accept adapters in requests from 0.10 on"),
+        (ENGINES, "0.9.0", "triton", "engines accept adapters in requests from 0.10 on"),
         (ENGINES, "0.10.0", "triton", None),
         (ENGINES, "1.3.0rc20", "triton", None),
-        (ENGINES, "1.0.0", "triton_openai", "cannot bring an adapter to an engine"),
-        (ENGINES, "0.21.0", "trtllm_serve", "trtllm-serve takes lora_request since 1.0"),
+        (ENGINES, "1.0.0", "triton_openai", "cannot send an adapter to an engine"),
+        (ENGINES, "0.21.0", "trtllm_serve", "trtllm-serve accepts lora_request from 1.0 on"),
         (ENGINES, "1.0.0", "trtllm_serve", None),
         (PYTORCH, "1.0.0", "trtllm_serve", None),
-        (PYTORCH, "1.3.0rc19", "triton", "is known to have one since 1.3.0rc20"),
+        (PYTORCH, "1.3.0rc19", "triton", "is known to have one from 1.3.0rc20 on"),
         (PYTORCH, "1.3.0", "triton", None),
     ],
 )
@@ -694,7 +706,7 @@ def test_the_builder_s_stand_in_refuses_as_recorded(
     [
         (None, {}, "and its hub, which has the files' SHA-256, cannot be reached now"),
         (None, {"a.py": "0" * 64}, None),
-        ({}, {}, "and https://hub/m has no Python file; take another copy of the model"),
+        ({}, {}, "but https://hub/m has no Python file; use another copy of the model"),
         ({"a.py": "0" * 64, "b.py": "1" * 64}, {}, "which is not trusted yet"),
         ({"a.py": "0" * 64, "b.py": "1" * 64}, {"a.py": "0" * 64}, None),
         ({"a.py": "0" * 64}, {"a.py": "1" * 64}, "and a.py is not the file that settings.download.trust_remote_code"),
@@ -721,7 +733,7 @@ def test_engines_read_a_shared_expert_as_model_optimizer_names_it_since_a_releas
         release: infeasible(mixture, parse(f"tensorrt_llm=={release},sm=90,gpus=8,gpu_memory_gib=80,examples=no"))
         for release in ("0.19.0", "0.20.0")
     }
-    assert "since 0.20, this is 0.19.0" in str(said["0.19.0"])
+    assert "from 0.20 on, this is 0.19.0" in str(said["0.19.0"])
     assert said["0.20.0"] is None
 
 
@@ -729,5 +741,5 @@ def test_model_optimizer_deals_no_experts_either() -> None:
     """Its checkpoint would be refused when it is made."""
     refused = infeasible(some_cell("bf16", tp=4, ep=4, recipe=MIXTRAL), _WITHOUT_SCRIPTS)
     assert refused is not None
-    assert "Model Optimizer, which makes bf16 here, splits each expert over all GPUs of tp" in refused
+    assert "Model Optimizer, which creates bf16 here, splits each expert over all GPUs of tp" in refused
     assert infeasible(some_cell("bf16", tp=4, recipe=MIXTRAL), _WITHOUT_SCRIPTS) is None

@@ -299,7 +299,7 @@ def test_what_goes_wrong_with_standard_tasks(openai: Any, capfd: pytest.CaptureF
     assert "task a is given twice" in said("--tasks", "a,a:3")
     assert "is not a directory with tasks" in said("--tasks", "a", "--include-path", "nowhere")
     assert main(["eval", "lm-eval", "-u", openai[0], "--model", "a,b", "--tasks", "a"]) == 2
-    assert "lm_eval takes no comma" in capfd.readouterr().err
+    assert "lm_eval does not accept commas" in capfd.readouterr().err
 
 
 def test_lm_eval_that_is_not_installed(

@@ -303,12 +303,12 @@ def test_a_gateway_that_dies_is_started_again_alone(host: Host) -> None:
     keys.write_text("secret-key\n")
     asked = ("--openai", "--restart", "--model-name", "mine", "--api-keys", str(keys))
     _, err = host.pipeline("serve", "start", PLAIN, "--name", "chat", *asked, "--end-id", "3", code=2)
-    assert "--end-id: the server takes no such input" in err
+    assert "--end-id: the server has no such input" in err
     of_matrix = ("--set", "settings.gateway.end_id=3")
     out, err = host.pipeline(
         "serve", "start", PLAIN, "--name", "chat", *asked, *of_matrix, "--max-tokens", "3", "--format", "json"
     )
-    assert "note: settings.gateway.end_id is not used: the server takes no such input" in err
+    assert "note: settings.gateway.end_id is not used: the server has no such input" in err
     assert "pad_id" not in err
     said = json.loads(out)
     assert said["endpoints"]["model"] == "mine"

@@ -125,13 +125,13 @@ def test_every_rank_loads_the_encoders(tmp_path: Path) -> None:
 def test_what_only_text_goes_through_is_said_before_anything_runs(tmp_path: Path) -> None:
     made = lane(tmp_path / "lane", "1.2.0", "qwen2_vl")
     for setting, said in {
-        "settings.serve.frontend=trtllm_serve": "has no place for a visual engine",
-        "settings.perf.images=2@224x224": "take one with a prompt",
+        "settings.serve.frontend=trtllm_serve": "does not support a visual engine",
+        "settings.perf.images=2@224x224": "accept one per prompt",
         "settings.perf.images=1@64x64": "patches",
         "settings.repository.enable_kv_cache_reuse=true": "would be mixed up",
-        "settings.lora.adapter=./adapter": "settings.lora.adapter: how engines take",
+        "settings.lora.adapter=./adapter": "settings.lora.adapter: it is unknown how engines accept",
         "axes.precision=[bf16]": "converted to fp16, int8_wo, int4_wo",
-        "settings.repository.instance_kinds={tensorrt_llm_bls: KIND_CPU}": "takes no images",
+        "settings.repository.instance_kinds={tensorrt_llm_bls: KIND_CPU}": "does not accept images",
     }.items():
         words = (
             "plan",

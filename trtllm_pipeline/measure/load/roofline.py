@@ -184,7 +184,7 @@ def _unknown(config: Fields, weight_bits: int) -> str | None:
     if model_files.num_experts(config.values) is not None:
         return _MIXTURE
     if weight_bits == 0:
-        return "how many bits its server keeps of a weight is not known: its command line is the matrix's own"
+        return "the server's bits per weight are not known: its command line is the matrix's own"
     return None
 
 

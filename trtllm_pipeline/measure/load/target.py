@@ -85,7 +85,7 @@ def service_at(url: str, protocol: str, model: str, *, metrics: str | None = Non
         return Service(url if "://" in url else f"http://{url}", "", metrics, None, model, None)
     scheme, _, address = url.rpartition("://")
     if scheme not in {"", "http", "grpc"}:
-        raise ServerError(f"{url}: {protocol} over {scheme} is not there", failure=FailureClass.USER)
+        raise ServerError(f"{url}: {protocol} over {scheme} is not supported", failure=FailureClass.USER)
     address = address.rstrip("/").removesuffix(":")
     if "/" in address:
         raise ServerError(f"{url}: a Triton server has no path", failure=FailureClass.USER, hint="give HOST:PORT")

@@ -809,7 +809,7 @@ def _repeated_prompts(run: LoadRun, level: LevelRun) -> Found:
     again = len(level.measured) - len(different)
     if again:
         message = f"{again} of {len(level.measured)} requests repeat an earlier prompt"
-        yield "info", f"{message}; with KV cache reuse the server answers them faster"
+        yield "info", f"{message}; with KV cache reuse the server processes them faster"
 
 
 def _sent(run: LoadRun, request: TimedRequest) -> str:

@@ -111,7 +111,7 @@ class AccuracyResult:
             return
         score = self.scores.get(first)
         if score is None:
-            raise StageError(f"min_score is for {first}, by which no row is scored", failure=FailureClass.USER)
+            raise StageError(f"min_score is for {first}, but no row is scored by it", failure=FailureClass.USER)
         if score < least:
             raise StageError(
                 f"{first} is {score:.3f} on {self.questions[first]} questions, expected at least {least}",

@@ -67,7 +67,7 @@ def load(name: str, file: Path | None) -> Metric:
     taken = getattr(module, "__file__", None)
     if taken is None or not Path(taken).samefile(file):
         where = taken or "Python itself"
-        raise _refused(name, f"Python has a module {module_name} already, from {where}: give {file} another name")
+        raise _refused(name, f"Python already has a module {module_name}, from {where}: give {file} another name")
     function = getattr(module, function_name, None)
     if not callable(function):
         raise _refused(name, f"{file} has no function {function_name!r}")

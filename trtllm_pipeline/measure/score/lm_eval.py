@@ -172,7 +172,7 @@ def _command(program: Sequence[str], evaluation: Evaluation, item: TaskItem, out
         arguments |= {"tokenizer": evaluation.tokenizer, "tokenizer_backend": "huggingface"}
     for key, value in arguments.items():
         if "," in value or "=" in value:
-            raise UsageError(f"{key} {value!r}: lm_eval takes no comma or equals sign here")
+            raise UsageError(f"{key} {value!r}: lm_eval does not accept commas or equals signs here")
     argv = [*program, "--model", name]
     argv += ["--model_args", ",".join(f"{key}={value}" for key, value in arguments.items())]
     argv += ["--tasks", item.name, "--output_path", str(output / item.name), "--log_samples"]
@@ -284,7 +284,7 @@ def _no_likelihoods(item: TaskItem) -> StageError:
     return StageError(
         f"task {item.name} needs log probabilities of the prompt, which this server does not return",
         failure=FailureClass.USER,
-        hint="take a task that generates its answers, such as gsm8k, or a server that returns them, such as vLLM, "
+        hint="use a task that generates its answers, such as gsm8k, or a server that returns them, such as vLLM, "
         "at its endpoint completions",
     )
 

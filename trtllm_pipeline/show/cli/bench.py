@@ -73,7 +73,9 @@ Engine = _expected(
     "Served engine, model directory or GGUF file on this machine, for its limits and the roofline of its weights.",
 )
 Repository = _expected(
-    "--repository", "DIR", "Model repository of the server; each config.pbtxt is compared with what the server runs."
+    "--repository",
+    "DIR",
+    "Model repository of the server; each config.pbtxt is compared with the server's configuration.",
 )
 Processes = _server(
     "--processes", "N", "Load processes (default: as many as a level needs).", min=1, max=params.MOST_PROCESSES
@@ -106,12 +108,10 @@ Slo = Annotated[
 TrtllmBench = _results(
     "--trtllm-bench",
     "FILE",
-    "A report (JSON) of trtllm-bench about the throughput of the same engine, to be shown beside it.",
+    "Report (JSON) of trtllm-bench on the throughput of the same engine, shown next to the results.",
 )
-TrtllmDataset = _results("--trtllm-dataset", "FILE", "Write the requests there as a data set for trtllm-bench.")
-EventFile = _results(
-    "--event-file", "FILE", "Record everything that is observed there (default: perf-DATE-TIME-PID.jsonl)."
-)
+TrtllmDataset = _results("--trtllm-dataset", "FILE", "Write the requests to FILE as a trtllm-bench data set.")
+EventFile = _results("--event-file", "FILE", "Record all observations in FILE (default: perf-DATE-TIME-PID.jsonl).")
 
 
 def _load(
@@ -120,7 +120,7 @@ def _load(
     protocol: options.Protocol = "grpc",
     endpoint_type: options.EndpointType = "chat",
     streaming: Annotated[
-        bool, options.switch("--streaming", "Stream the answers.", rich_help_panel=options.SERVER_PANEL)
+        bool, options.switch("--streaming", "Stream the responses.", rich_help_panel=options.SERVER_PANEL)
     ] = True,
     metrics_url: Annotated[str | None, MetricsUrl] = None,
     processes: Annotated[int | None, Processes] = None,

@@ -23,7 +23,7 @@ def compare(
     ] = None,
     by: Annotated[
         str | None,
-        options.option("--by", "AXIS", "Instead of a baseline: the cells of RUN that differ in this axis alone."),
+        options.option("--by", "AXIS", "Instead of a baseline: the cells of RUN that differ only in this axis."),
     ] = None,
     base: Annotated[
         str | None,

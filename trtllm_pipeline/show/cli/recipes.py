@@ -9,7 +9,7 @@ from trtllm_pipeline.base import text_tables
 from trtllm_pipeline.show.cli import options
 from trtllm_pipeline.show.cli.output import emit_as
 
-_UNSERVED = "not by TensorRT-LLM or the embedded toolchain; a plan says why"
+_UNSERVED = "not by TensorRT-LLM or the embedded toolchain; a plan gives the reason"
 
 
 def list_(format: options.TextOrJson = "text") -> None:

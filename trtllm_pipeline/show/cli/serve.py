@@ -30,19 +30,20 @@ OF_LAUNCH: Final = tuple(
 )
 """Those of the embedded toolchain. Every launch stage has most of them."""
 _PANELS: Final = {
-    "What is served": ("sets", "toolchain", "require_signed", "trusted_keys"),
+    "Target": ("sets", "toolchain", "require_signed", "trusted_keys"),
     "The server": (*OF_LAUNCH, "unresponsive_timeout_s"),
     "The model as OpenAI clients see it": ("model_name", "model_folder", "dialect"),
-    "Sampling of OpenAI requests that name none": (
+    "Sampling of OpenAI requests that set none": (
         *("temperature", "top_p", "top_k", "repetition_penalty"),
         *("max_tokens", "stop", "end_id", "pad_id"),
     ),
 }
 """Options of `serve start` in the help, after the ten most common ones."""
 Servers = Annotated[
-    list[str] | None, options.argument("NAME", "Managed servers (pipeline serve ps).", complete=completion.servers)
+    list[str] | None,
+    options.argument("NAME", "Managed servers, listed by pipeline serve ps.", complete=completion.servers),
 ]
-All = Annotated[bool, options.switch("--all", "All of the workspace.")]
+All = Annotated[bool, options.switch("--all", "All servers of the workspace.")]
 
 
 def _start(
@@ -51,7 +52,7 @@ def _start(
         str,
         options.argument(
             "CELL",
-            "A cell's id, a pattern or part of it; or an engine or repository directory.",
+            "Cell id, pattern or part of an id, or an engine or repository directory.",
             complete=completion.cells,
         ),
     ],
@@ -62,18 +63,20 @@ def _start(
     openai: Annotated[
         bool,
         options.option(
-            "--openai/--no-openai", None, "Put an OpenAI endpoint in front of it: chat, completions, metrics."
+            "--openai/--no-openai", None, "Add an OpenAI endpoint in front of it: chat, completions, metrics."
         ),
     ] = False,
     host: Annotated[
         str,
-        options.option("--host", "ADDRESS", "Address for clients; other machines can connect unless it is loopback."),
+        options.option(
+            "--host", "ADDRESS", "Address to listen on. Other machines can connect unless it is a loopback address."
+        ),
     ] = "127.0.0.1",
     port: options.GatewayPort = None,
     api_keys: options.ApiKeys = None,
     restart_: Annotated[
         bool,
-        options.switch("--restart", "Start it again when it dies or hangs, after 1, 2, 4 and up to 60 seconds."),
+        options.switch("--restart", "Restart it when it dies or hangs, after 1, 2, 4 and up to 60 seconds."),
     ] = False,
     wait: Annotated[bool, options.switch("--wait", "Wait until it is ready; Ctrl-C then stops it.")] = True,
     workspace: options.Workspace = options.WORKSPACE,
@@ -86,21 +89,25 @@ def _start(
         float | None,
         options.duration(
             "--unresponsive-timeout-s",
-            f"With --restart: time without a response before it is started again (default: {servers.UNRESPONSIVE_S:g}).",
+            f"(--restart) Time without a response before it is restarted (default: {servers.UNRESPONSIVE_S:g}).",
         ),
     ] = None,
     model_name: Annotated[
         str | None,
-        options.option("--model-name", "NAME", "Name of the model for clients (default: its recipe's name)."),
+        options.option("--model-name", "NAME", "Model name for clients (default: its recipe's name)."),
     ] = None,
     model_folder: Annotated[
         str | None,
-        options.option("--model-folder", "DIR", "Tokenizer and chat template (default: those of the cell or engine)."),
+        options.option(
+            "--model-folder", "DIR", "Directory with tokenizer and chat template (default: that of the cell or engine)."
+        ),
     ] = None,
     dialect: Annotated[
         str | None,
         options.option(
-            "--dialect", "NAME", "How the model writes tool calls and reasoning (default: by its chat template)."
+            "--dialect",
+            "NAME",
+            "Format of the model's tool calls and reasoning (default: detected from its chat template).",
         ),
     ] = None,
     **typed: Any,
@@ -122,7 +129,7 @@ def _start(
     given = {each: value for each, value in typed.items() if value not in (None, [])}
     of_launch = {each: given.pop(each) for each in OF_LAUNCH if each in given}
     if unresponsive_timeout_s is not None and not restart_:
-        raise UsageError("--unresponsive-timeout-s says when a server is started again", hint="give --restart as well")
+        raise UsageError("--unresponsive-timeout-s requires --restart", hint="add --restart")
     if unresponsive_timeout_s is not None and not 1 <= unresponsive_timeout_s <= 1e9:
         raise UsageError(f"--unresponsive-timeout-s: expected 1s or more, got {unresponsive_timeout_s:g} s")
     _check_openai(openai, {"port": port, "model_name": model_name, "dialect": dialect, "api_keys": api_keys, **given})
@@ -138,11 +145,11 @@ def _start(
         for each in gateway_config.OF_TRITON:
             if each in given:
                 raise UsageError(
-                    f"{stage_options.flag(each)}: the server takes no such input; it knows the model's own",
+                    f"{stage_options.flag(each)}: the server has no such input; it uses the model's own",
                     hint="leave it out",
                 )
             if getattr(limits, each) is not None:
-                note(f"note: settings.gateway.{each} is not used: the server takes no such input")
+                note(f"note: settings.gateway.{each} is not used: the server has no such input")
     if wrong := stage_options.faults(target.launch.params, params):
         raise UsageError("\n  ".join(wrong))
     _warn(target, host, openai=openai, keys=api_keys is not None)
@@ -187,7 +194,7 @@ def target_of(
     if target.is_folder(what):
         given = (("--matrix", matrix), ("--set", sets), ("--toolchain", options.typed(ctx, "toolchain", toolchain)))
         if only := [flag for flag, value in given if value]:
-            raise UsageError(f"{only[0]} is for a cell, and {what} is a directory, which says itself what serves it")
+            raise UsageError(f"{only[0]} is for a cell, but {what} is a directory, which determines its own toolchain")
         return target.of_folder(Path(what), tokenizer, probe.this_machine())
     store = options.known_store(workspace)
     return target.of_request(options.request_of_cell(ctx, store, matrix, what, sets, toolchain), store, tokenizer)
@@ -195,7 +202,7 @@ def target_of(
 
 def _check_openai(openai: bool, typed: dict[str, Any]) -> None:
     if not openai and (only := [each for each, value in typed.items() if value is not None]):
-        raise UsageError(f"{stage_options.flag(only[0])} is of the OpenAI endpoint", hint="give --openai as well")
+        raise UsageError(f"{stage_options.flag(only[0])} requires the OpenAI endpoint", hint="add --openai")
 
 
 def _check_folders(model_folder: str | None, api_keys: str | None) -> None:
@@ -207,12 +214,14 @@ def _check_folders(model_folder: str | None, api_keys: str | None) -> None:
 def _warn(target: ServeTarget, host: str, *, openai: bool, keys: bool) -> None:
     of_matrix = str(target.params.host)
     if of_matrix != host and command_lines.reachable(of_matrix) and not command_lines.reachable(host):
-        note(f"note: the matrix's serve.host {of_matrix} is for runs; a server is kept on {host}, --host changes it")
+        note(
+            f"note: the matrix's serve.host {of_matrix} is only for runs; this server listens on {host}, --host changes it"
+        )
     warning = command_lines.reachable(host)
     if warning and openai:
         warning = (
             f"the OpenAI endpoint listens on {host}: anyone who can reach it can send prompts"
-            f"{' with a key' if keys else ' without a key; --api-keys FILE asks for one'}. Nothing is encrypted; "
+            f"{' with a key' if keys else ' without a key; --api-keys FILE requires one'}. Nothing is encrypted; "
             "docs/security.md shows how to add TLS with a proxy"
         )
     if warning:
@@ -222,7 +231,7 @@ def _warn(target: ServeTarget, host: str, *, openai: bool, keys: bool) -> None:
 def _until_ready(server: servers.KeptServer) -> servers.KeptServer:
     """The server once it is ready. An interrupt stops it."""
     try:
-        note(f"server {server.name} is starting; pipeline serve logs {server.name} -f follows it")
+        note(f"server {server.name} is starting; pipeline serve logs {server.name} -f follows its log")
         return control.wait_ready(server)
     except KeyboardInterrupt:
         note(f"stopping {server.name}")
@@ -235,7 +244,7 @@ def _show_started(server: servers.KeptServer, form: str) -> None:
         form, shown.entry(server), text=lambda _: text_tables.aligned({"name": server.name, **shown.endpoints(server)})
     )
     if form == "text" and server.state is servers.State.READY:
-        note(f"For instance:\n  {shown.example(server)}\npipeline serve stop {server.name} ends it")
+        note(f"Example:\n  {shown.example(server)}\nTo stop it: pipeline serve stop {server.name}")
 
 
 start = stage_options.with_class(
@@ -266,9 +275,7 @@ def status(
     names: Servers = None,
     workspace: options.Workspace = options.WORKSPACE,
     form: options.TextOrJson = "text",
-    watch: Annotated[
-        bool, options.switch("--watch", "Show them once a second until Ctrl-C; needs a terminal.")
-    ] = False,
+    watch: Annotated[bool, options.switch("--watch", "Refresh once a second until Ctrl-C. Needs a terminal.")] = False,
 ) -> None:
     """Show details of managed servers: endpoints, processes, exit reasons.
 
@@ -298,7 +305,7 @@ def _named(names: list[str], workspace: str) -> list[servers.KeptServer]:
 
 def _chosen(names: list[str] | None, workspace: str, *, every: bool) -> list[servers.KeptServer]:
     if bool(names) == every:
-        raise UsageError("give the names of servers, or --all", hint="pipeline serve ps lists them")
+        raise UsageError("name servers, or give --all", hint="pipeline serve ps lists them")
     return servers.find(Path(workspace)) if every else _named(names or [], workspace)
 
 
@@ -307,9 +314,11 @@ def logs(
     workspace: options.Workspace = options.WORKSPACE,
     part: Annotated[
         Literal["server", "keeper", "gateway"],
-        options.option("--part", None, "Whose log: keeper tells of starts and ends."),
+        options.option("--part", None, "Log to print; keeper has starts and exits."),
     ] = "server",
-    follow: Annotated[bool, options.switch("-f --follow", "Keep printing, also over restarts, until Ctrl-C.")] = False,
+    follow: Annotated[
+        bool, options.switch("-f --follow", "Keep printing, including after restarts, until Ctrl-C.")
+    ] = False,
     lines: Annotated[int | None, options.option("-n --lines", "N", "Only the last N lines.", min=1)] = None,
 ) -> None:
     """Print and follow the log of a managed server.
@@ -349,7 +358,7 @@ def _standing(server: servers.KeptServer) -> str:
 def stop(
     names: Servers = None,
     every: All = False,
-    remove: Annotated[bool, options.switch("--remove", "Forget them as well: their settings and logs.")] = False,
+    remove: Annotated[bool, options.switch("--remove", "Also remove their settings and logs.")] = False,
     workspace: options.Workspace = options.WORKSPACE,
     form: options.TextOrJson = "text",
 ) -> None:
@@ -381,7 +390,7 @@ def restart(
     names: Servers = None,
     every: All = False,
     wait: Annotated[
-        bool, options.switch("--wait", "Wait until they are ready; Ctrl-C then stops the one that starts.")
+        bool, options.switch("--wait", "Wait until they are ready; Ctrl-C then stops the one that is starting.")
     ] = True,
     workspace: options.Workspace = options.WORKSPACE,
     require_signed: options.RequireSigned = False,
@@ -408,11 +417,11 @@ def install(
     name: options.Server,
     workspace: options.Workspace = options.WORKSPACE,
     system: Annotated[
-        bool, options.switch("--system", "For the machine's systemd, instead of this user's own.")
+        bool, options.switch("--system", "Unit for the machine's systemd instead of this user's.")
     ] = False,
     output: Annotated[
         str | None,
-        options.option("-o --output", "FILE", "Write it there (default: where systemd looks for it); - is stdout."),
+        options.option("-o --output", "FILE", "File to write (default: where systemd looks for it); - is stdout."),
     ] = None,
 ) -> None:
     """Write a systemd unit that starts a managed server at boot.
@@ -428,14 +437,14 @@ def install(
     server = control.find(Path(workspace), name)
     if server.record is None:
         raise UsageError(
-            f"server {name}: {server.reason}", hint=f"pipeline serve stop {name} --remove, then start it anew"
+            f"server {name}: {server.reason}", hint=f"pipeline serve stop {name} --remove, then start it again"
         )
     text = systemd.unit(server.folder, server.record, system=system, environment=os.environ)
     if output == "-":
         return emit(text.rstrip("\n"))
     path = Path(output).absolute() if output is not None else systemd.default_path(name, system=system)
     if path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(systemd.MARK):
-        raise UsageError(f"{path} is there already, and pipeline serve install did not write it", hint="--output FILE")
+        raise UsageError(f"{path} already exists and was not written by pipeline serve install", hint="--output FILE")
     if output is None:
         path.parent.mkdir(parents=True, exist_ok=True)
     write_output(str(path), text)

@@ -205,7 +205,7 @@ def _by_hand(stage: Stage, typed: Mapping[str, Any], params: Any) -> int:
             emit_as(typed["format"], endpoints, text=_endpoints)
             stdout.flush()
         if typed["format"] == "text":
-            note(f"ready; Ctrl-C stops it. For instance:\n  {_example(endpoints)}")
+            note(f"ready; Ctrl-C stops it. Example:\n  {_example(endpoints)}")
 
     with by_hand.scratch(stage.name) as scratch:
         context = _context(stage, typed, params, scratch)

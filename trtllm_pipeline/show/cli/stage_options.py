@@ -20,7 +20,7 @@ from trtllm_pipeline.tensorrt import Stage, companions, lora, params
 from trtllm_pipeline.tensorrt import catalog as toolchains
 
 T = TypeVar("T")
-_BY_HAND = "On explicit files"
+_BY_HAND = "Explicit files"
 _PARAMETERS = "Parameters"
 _MOST_LEVELS: Final = 100
 """Maximum numbers in a range."""
@@ -59,13 +59,11 @@ def signature(name: str, stages: list[Stage]) -> inspect.Signature:
             own.append(_text(f"in_{place}", flag(place), "DIR", f"Output of {upstream}."))
     for file in dict.fromkeys(each for stage in stages for each in stage.file_names):
         of = OF_ANOTHER.get((name, file))
-        text = (
-            f"The file, or builtin:NAME, that {of} was given (required)." if of else "Your own file, or builtin:NAME."
-        )
+        text = f"The file or builtin:NAME used for {of} (required)." if of else "Your own file, or builtin:NAME."
         own.append(_text(f"file_{file}", flag(file), "FILE", text))
     if stages[0].scope is Scope.SERVICE:
         about = options.switch(
-            "--print", "Print the server's command, with environment and ports, and do not start it."
+            "--print", "Print the server's command, with environment and ports, without starting it."
         )
         own.append(_parameter("print", Annotated[bool, about], default=False))
     else:
@@ -239,7 +237,7 @@ def values(stage: Stage, typed: Mapping[str, Any]) -> dict[str, Any]:
     """The typed parameters. Raises UsageError with all invalid ones."""
     found, wrong = _values(stage.params, typed)
     others = {name for each in of_name(stage.name) for name in _names(each)} - {*_names(stage)}
-    wrong += [f"{flag_of(name)}: this toolchain has no such option" for name in typed if name in others]
+    wrong += [f"{flag_of(name)}: this toolchain does not have this option" for name in typed if name in others]
     if wrong:
         raise UsageError("\n  ".join(wrong))
     return found
@@ -341,9 +339,9 @@ def _mapping(pairs: list[str]) -> dict[str, Any]:
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError):
-            raise ValueError(f"{pair!r}: {text} is no value of JSON; to give it as text: {name}='\"{text}\"'") from None
+            raise ValueError(f"{pair!r}: {text} is not a JSON value; to set it as text: {name}='\"{text}\"'") from None
         if not _put(found, name.split("."), value):
-            raise ValueError(f"{pair!r}: {name}, or what it is part of, has a value already")
+            raise ValueError(f"{pair!r}: {name}, or its parent, already has a value")
     return found
 
 
@@ -378,4 +376,4 @@ def instead(stage: Stage, typed: str) -> str:
         return f"--set settings.{section}.{keys[name]}=VALUE changes this setting of the matrix"
     if name in Axes.model_fields:
         return f"--set axes.{name}=[VALUE] changes an axis of the matrix"
-    return "leave it out: the matrix says what its cells are made of"
+    return "leave it out: the matrix determines the inputs of its cells"

@@ -31,7 +31,7 @@ class BuildEmbedded(Parameters):
 
     max_batch_size: Annotated[int, Param("requests in flight", ge=1)]
     max_input_len: Annotated[int, Param("tokens of a prompt", ge=1)]
-    max_seq_len: Annotated[int, Param("tokens of prompt and answer together", ge=1)]
+    max_seq_len: Annotated[int, Param("tokens of prompt and output together", ge=1)]
     max_num_tokens: Annotated[int | None, Param("tokens of one forward pass over all requests", ge=1, null="8192")] = (
         None
     )

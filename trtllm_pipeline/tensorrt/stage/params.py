@@ -397,7 +397,7 @@ class SmokeParams(Parameters):
     ] = None
     lora_names: LoraNames = ()
     max_seq_len: Annotated[
-        int | None, Param("maximum tokens of prompt and answer together, if no engine specifies it", ge=1, runtime=True)
+        int | None, Param("maximum tokens of prompt and output together, if no engine specifies it", ge=1, runtime=True)
     ] = None
     request_timeout_s: Annotated[float, Param("time limit of one request", gt=0, le=1e9, runtime=True)] = 120.0
 

@@ -66,4 +66,4 @@ def loaded_as_fp8(cell: Cell, kv_cache: str | None) -> Numerics:
 
 def unknown(cell: Cell) -> Numerics:
     """The numerics of a server that was started or configured elsewhere."""
-    return Numerics(f"{cell.precision}, as the matrix says", UNKNOWN, UNKNOWN, UNKNOWN)
+    return Numerics(f"{cell.precision}, as in the matrix", UNKNOWN, UNKNOWN, UNKNOWN)

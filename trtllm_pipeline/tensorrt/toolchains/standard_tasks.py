@@ -53,7 +53,7 @@ def lacks_for_tasks(cell: Cell, machine: Machine) -> str | None:
     if found is None:
         return f"settings.accuracy.tasks: {lm_eval.missing()}: {lm_eval.INSTALL}"
     if not _supported(found.version):
-        return f"settings.accuracy.tasks: lm_eval {found.version} is installed, and 0.4.9 or a later 0.4 is needed"
+        return f"settings.accuracy.tasks: lm_eval {found.version} is installed, but 0.4.9 or a later 0.4 is needed"
     if _in_triton(cell) and importlib.util.find_spec("uvicorn") is None:
         return "settings.accuracy.tasks: lm_eval reaches Triton through the gateway: pip install 'trtllm-pipeline[gateway]'"
     return None

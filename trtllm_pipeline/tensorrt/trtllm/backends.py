@@ -295,7 +295,7 @@ def unservable(cell: Cell, machine: Machine, read: Mapping[str, frozenset[str]])
         return "Triton is not installed; settings.serve.frontend: trtllm_serve needs none"
     in_backend = cell.toolchain == ENGINES and cell.settings["repository"]["triton_backend"] in (None, BACKEND)
     if in_backend and BACKEND not in machine.triton.backends:
-        return f"Triton here has no backend {BACKEND}; an image of NVIDIA with TensorRT-LLM has it"
+        return f"Triton here has no backend {BACKEND}; NVIDIA's TensorRT-LLM images have it"
     if installation.templates is None:
         return (
             "the Triton templates of the release (all_models) were not found; `pipeline doctor` shows the search path"
@@ -308,12 +308,12 @@ def _without_openai(cell: Cell, machine: Machine) -> str | None:
     if cell.toolchain != ENGINES:
         return "it serves engines; settings.serve.frontend: trtllm_serve serves PyTorch's models over OpenAI"
     if (ranks := world_size(cell)) > 1:
-        return f"it is one process, and {ranks} ranks are started by mpirun; take triton, with pipeline serve gateway in front of it"
+        return f"it is one process, but mpirun starts {ranks} ranks; use triton, with pipeline serve gateway in front of it"
     if not cell.settings["repository"]["decoupled"]:
-        return "it streams answers, which takes settings.repository.decoupled: true"
+        return "it streams answers, which requires settings.repository.decoupled: true"
     if machine.triton is not None and machine.triton.openai is None and not machine.assumed:
         return (
-            f"Triton here has no {triton_installation.OPENAI_PROGRAM}; images of NVIDIA have it, or take triton, with "
+            f"Triton here has no {triton_installation.OPENAI_PROGRAM}; NVIDIA's images have it; or use triton, with "
             "pipeline serve gateway in front of it"
         )
     return None

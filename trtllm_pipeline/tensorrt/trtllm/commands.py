@@ -439,7 +439,7 @@ def serve_engine(
         )
         if backend is None:
             raise PlanError(
-                f"trtllm-serve {release} does not serve engines: TensorRT-LLM gave them up",
+                f"trtllm-serve {release} does not serve engines: TensorRT-LLM removed them",
                 hint="use the toolchain tensorrt_llm_pytorch, or TensorRT-LLM 1.2 or older",
             )
         arguments.add({"--backend": backend})

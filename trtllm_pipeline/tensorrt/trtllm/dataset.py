@@ -37,7 +37,7 @@ def run(context: StageContext[Checkpoint]) -> None:
     """Write the calibration set of an attempt."""
     data = context.files.get("calibration_data", default_set())  # optional in a manual run
     count = write(data, context.inputs["model"], context.params.calibration or Selection(), folder(context))
-    print(f"{count} rows to calibrate on")  # noqa: T201 - the stage's log
+    print(f"{count} calibration rows")  # noqa: T201 - the stage's log
 
 
 def write(data: Path, model: Path, selection: Selection, output: Path) -> int:
@@ -47,9 +47,9 @@ def write(data: Path, model: Path, selection: Selection, output: Path) -> int:
     """
     if taken := next((word for word in _TAKEN if word in str(output).lower()), None):
         raise StageError(
-            f"{output}: quantize.py takes a path with {taken} in it for the data set of that name",
+            f"{output}: quantize.py interprets a path with {taken} in it as the data set of that name",
             failure=FailureClass.USER,
-            hint="use a workspace whose path has no such word: mv WORKSPACE ELSEWHERE keeps what is done",
+            hint="use a workspace whose path does not contain this word: mv WORKSPACE ELSEWHERE keeps its results",
         )
     rows = choose(read_rows(data, selection.column), selection)
 
@@ -59,7 +59,7 @@ def write(data: Path, model: Path, selection: Selection, output: Path) -> int:
             return row.text
         if row.tokens is not None:
             raise StageError(
-                f"{data}: rows of token ids cannot be given to quantize.py, which reads texts",
+                f"{data}: quantize.py only reads text, not rows of token ids",
                 failure=FailureClass.USER,
                 hint='give rows as "text"',
             )

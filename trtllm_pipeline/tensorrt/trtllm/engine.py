@@ -48,7 +48,7 @@ def check_limits(engine: Path, params: EngineBuild) -> None:
         what = f"the engine's {name} is {value}, expected {wanted}"
         if name != "max_num_tokens" or value not in _bounds_of_num_tokens(built):
             raise StageError(f"{engine}: {what}")
-        print(f"{what}: trtllm-build moves it between one block of the KV cache and a full batch")  # noqa: T201 - the stage's log
+        print(f"{what}: trtllm-build clamps it between one block of the KV cache and a full batch")  # noqa: T201 - the stage's log
 
 
 def _bounds_of_num_tokens(built: Engine) -> set[int]:
@@ -64,11 +64,11 @@ def run_visual(context: StageContext[VisualBuild]) -> None:
     """Check the script's output in `context.out`: an engine of the requested model type. Raises StageError."""
     built = Fields.read(context.out, "config.json").fields("builder_config").text("model_type")
     if built != context.params.family:
-        raise StageError(f"{context.out}: the visual engine is of {built}, expected {context.params.family}")
+        raise StageError(f"{context.out}: the visual engine is for {built}, expected {context.params.family}")
     size = sum(file.stat().st_size for file in context.out.glob("*.engine"))
     if not size:
         raise StageError(f"{context.out} has no engine")
-    print(f"visual engine of {built}: {size / 1e9:.2f} GB")  # noqa: T201 - the stage's log
+    print(f"visual engine for {built}: {size / 1e9:.2f} GB")  # noqa: T201 - the stage's log
 
 
 def asks(context: StageContext[EngineCheck], machine: Machine) -> bool:

@@ -204,9 +204,9 @@ def _check_convertible(release: str, params: Checkpoint) -> None:
         return
     what = precision if kv is None else f"{precision} with a cache of {kv}"
     raise StageError(
-        f"convert_checkpoint.py of TensorRT-LLM {release} does not make {what} for {family}",
+        f"convert_checkpoint.py of TensorRT-LLM {release} does not create {what} for {family}",
         failure=FailureClass.USER,
-        hint="pipeline stage quantize makes it",
+        hint="pipeline stage quantize creates it",
     )
 
 
@@ -216,7 +216,7 @@ def _check_buildable(context: StageContext[EngineBuild]) -> None:
     longest, prompt = params.max_seq_len, params.max_input_len
     if longest <= prompt:
         raise StageError(
-            f"max_seq_len {longest} counts prompt and answer together; expected more than max_input_len {prompt}",
+            f"max_seq_len {longest} covers prompt and output together; expected more than max_input_len {prompt}",
             failure=FailureClass.USER,
         )
     # A pipeline's attempt has its own results, and builds from inputs that were checked when they were created, or will
@@ -227,7 +227,7 @@ def _check_buildable(context: StageContext[EngineBuild]) -> None:
             quantization = checkpoint.check(folder, tp=params.tp, pp=params.pp, ep=params.ep).get("quantization") or {}
             checkpoint.check_precision(folder / "config.json", quantization, params)
         except StageError as error:
-            hint = "--tp, --pp, --ep, --precision and --kv-cache-precision are those that the checkpoint was made with"
+            hint = "--tp, --pp, --ep, --precision and --kv-cache-precision must match the checkpoint"
             raise StageError(error.message, failure=FailureClass.USER, hint=hint) from error
 
 
@@ -503,7 +503,7 @@ def _not_with_images(cell: Cell, machine: Machine) -> str | None:
         return f"the Triton templates at {install.templates} have no directory {vision.TEMPLATE_SET}"
     for name in ("triton_parameters", "instance_kinds"):
         if model_names.BLS_MODEL in (getattr(_repository(cell), name) or {}):
-            return f"settings.repository.{name}: {model_names.BLS_MODEL} takes no images, and is left out with a visual engine"
+            return f"settings.repository.{name}: {model_names.BLS_MODEL} does not accept images, and is left out with a visual engine"
     return None
 
 

@@ -57,13 +57,13 @@ def unfit(cell: Cell, machine: Machine) -> str | None:
     if not at_least(installation.release, FIRST_BENCH):
         return f"{_ASKED}: trtllm-bench is known to write reports from {FIRST_BENCH} on, this is {installation.release}"
     if backends.disaggregated(cell) is not None:
-        return f"{_ASKED}: it runs one server, not disaggregated ones"
+        return f"{_ASKED}: it does not run disaggregated servers"
     if installation.bench is None:
         return f"{_ASKED}: TensorRT-LLM {installation.release} here has no trtllm-bench"
     if not load_levels(cell):
-        return f"{_ASKED}: it keeps a number of requests in flight, and settings.perf.concurrency has none"
+        return f"{_ASKED}: it keeps a fixed number of requests in flight, but settings.perf.concurrency has none"
     if image_setting(cell) or companions.adapters(cell) or companions.speculation(cell) or cell.recipe.get("images"):
-        return f"{_ASKED}: not for images, LoRA adapters and drafted tokens, which it takes in other ways"
+        return f"{_ASKED}: not for images, LoRA adapters and drafted tokens, which it handles differently"
     return None
 
 

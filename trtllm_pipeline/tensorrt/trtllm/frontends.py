@@ -150,7 +150,7 @@ def write_llmapi(
 def _templates(installed: TensorRTLLM) -> Path:
     if installed.templates is None:
         raise StageError(
-            f"the Triton templates (all_models) of TensorRT-LLM {installed.release} were not found: no wheel has them",
+            f"the Triton templates (all_models) of TensorRT-LLM {installed.release} were not found: wheels do not include them",
             failure=FailureClass.USER,
             hint=f"run in Triton's TensorRT-LLM image, or check out TensorRT-LLM {installed.release} (to 0.19: "
             f"tensorrtllm_backend) and set {probe.TEMPLATES_VARIABLE} to its all_models directory",

@@ -17,7 +17,9 @@ def installed(machine: Machine) -> TensorRTLLM:
     """
     if machine.tensorrt_llm is None:
         raise StageError(
-            "TensorRT-LLM is not installed here", failure=FailureClass.USER, hint="pipeline doctor says what is missing"
+            "TensorRT-LLM is not installed here",
+            failure=FailureClass.USER,
+            hint="pipeline doctor shows what is missing",
         )
     return machine.tensorrt_llm
 

@@ -50,10 +50,10 @@ def openai_command(inputs: Mapping[str, Path]) -> list[str]:
     machine, repository = probe.this_machine(), inputs["repository"]
     engine = engine_requirements.check(inputs["engine"], machine)
     if machine.triton is None or machine.triton.openai is None:
-        raise _not_served(f"Triton here has no {triton_installation.OPENAI_PROGRAM}; images of NVIDIA have it")
+        raise _not_served(f"Triton here has no {triton_installation.OPENAI_PROGRAM}; NVIDIA's images have it")
     if engine.world_size > 1:
         raise _not_served(
-            f"{inputs['engine']} has {engine.world_size} ranks, which mpirun starts; Triton's OpenAI front end is one process"
+            f"{inputs['engine']} has {engine.world_size} ranks, which need mpirun, but Triton's OpenAI front end is one process"
         )
     try:
         texts = model_config.string_parameters(model_config.read(repository / "preprocessing" / model_config.FILE_NAME))
@@ -95,9 +95,9 @@ def disaggregated_servers(folder: Path) -> Servers:
         servers = Servers(**json.loads((folder / SERVE_FILE).read_text(encoding="utf-8"))["servers"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StageError(
-            f"{folder} was not made for disaggregated servers: {SERVE_FILE}: {error}",
+            f"{folder} was not created for disaggregated servers: {SERVE_FILE}: {error}",
             failure=FailureClass.USER,
-            hint="pipeline stage repository --frontend disaggregated makes one",
+            hint="pipeline stage repository --frontend disaggregated creates one",
         ) from error
     return replace(
         servers, context=_in_place(folder, servers.context), generation=_in_place(folder, servers.generation)
@@ -113,9 +113,9 @@ def serve_command(folder: Path) -> list[str]:
         command = [str(word) for word in json.loads((folder / SERVE_FILE).read_text(encoding="utf-8"))["command"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StageError(
-            f"{folder} was not made for trtllm-serve: {SERVE_FILE}: {error}",
+            f"{folder} was not created for trtllm-serve: {SERVE_FILE}: {error}",
             failure=FailureClass.USER,
-            hint="pipeline stage repository --frontend trtllm_serve makes one; --frontend triton serves a Triton repository",
+            hint="pipeline stage repository --frontend trtllm_serve creates one; --frontend triton serves a Triton repository",
         ) from error
     return _in_place(folder, command)
 

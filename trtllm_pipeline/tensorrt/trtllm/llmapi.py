@@ -104,7 +104,7 @@ def fill(
     if adapters:
         if not takes_adapters(config):
             raise StageError(
-                f"{source} has no input {ADAPTER_INPUT}: Triton's LLM API model of TensorRT-LLM {release} takes no LoRA adapters",
+                f"{source} has no input {ADAPTER_INPUT}: Triton's LLM API model of TensorRT-LLM {release} does not support LoRA adapters",
                 failure=FailureClass.USER,
                 hint="settings.serve.frontend: trtllm_serve serves them",
             )

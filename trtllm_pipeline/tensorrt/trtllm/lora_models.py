@@ -36,14 +36,14 @@ def check(adapter: Path, engine: Engine, model: Path) -> int:
     if engine.max_lora_rank is None:
         why = "was built without lora_plugin"
     elif rank > engine.max_lora_rank:
-        why = f"takes adapters up to rank {engine.max_lora_rank}, this one has {rank}"
+        why = f"accepts adapters up to rank {engine.max_lora_rank}, this one has {rank}"
     elif lacking := [name for name in modules if name not in engine.lora_target_modules]:
-        why = f"takes adapters of {', '.join(engine.lora_target_modules)}, this one changes {', '.join(lacking)}"
+        why = f"accepts adapters of {', '.join(engine.lora_target_modules)}, this one changes {', '.join(lacking)}"
     if why is not None:
         raise StageError(
             f"{adapter}: the engine {engine.folder} {why}",
             failure=FailureClass.INFEASIBLE,
-            hint="pipeline stage build --max-lora-rank N --lora-target-modules LAYER,... makes one that takes it",
+            hint="pipeline stage build --max-lora-rank N --lora-target-modules LAYER,... builds one that accepts it",
         )
     check_weights(adapter, model)
     return rank
@@ -67,7 +67,7 @@ def with_cache(params: EngineRepository, rank: int, adapters: Iterable[Path], en
         raise StageError(
             f"settings.repository.lora_cache_host_memory_bytes {given}: the adapters have {needed} bytes",
             failure=FailureClass.USER,
-            hint=f"{2 * needed} has room for them",
+            hint=f"{2 * needed} is enough for them",
         )
     return replace(
         params,

@@ -48,31 +48,34 @@ Family = Annotated[str, Param(_FAMILY_HELP, choices=tuple(FAMILIES))]
 Prequantized = Annotated[
     str | None,
     IfSet(
-        "how the weights of the model are quantized already; the precision is then what they have in memory",
+        "quantization of a model that is published quantized; the precision is then that of its weights in memory",
         choices=("fp8", "fbgemm_fp8", "awq", "gptq"),
         null="not at all",
     ),
 ]
 Heads = Annotated[
     Literal["medusa", "eagle"] | None,
-    IfSet("heads that become part of the checkpoint, of the directory with the draft model", null="none"),
+    IfSet("heads that become part of the checkpoint, from the directory with the draft model", null="none"),
 ]
 Drafts = Annotated[
-    Literal["draft", "medusa", "lookahead", "eagle"] | None, IfSet("who drafts tokens for the engine", null="nobody")
+    Literal["draft", "medusa", "lookahead", "eagle"] | None,
+    IfSet("source of drafted tokens for the engine", null="none"),
 ]
-Calibrated = Annotated[Selection | None, IfSet("rows to calibrate on")]
-RowsAtATime = Annotated[int | None, Param("rows calibrated at a time", ge=1, null="what memory holds", runtime=True)]
+Calibrated = Annotated[Selection | None, IfSet("calibration rows")]
+RowsAtATime = Annotated[
+    int | None, Param("calibration rows per batch", ge=1, null="as many as fit in memory", runtime=True)
+]
 ServeOptions = Annotated[
-    dict[str, Option] | None, IfSet("further options of trtllm-serve, as num_postprocess_workers=2")
+    dict[str, Option] | None, IfSet("further options of trtllm-serve, such as num_postprocess_workers=2")
 ]
 Served = Annotated[
     Literal["triton", "trtllm_serve"],
-    Param("what it is served by: Triton, with any front end, or TensorRT-LLM's OpenAI server trtllm-serve"),
+    Param("server: Triton, with any front end, or TensorRT-LLM's OpenAI server trtllm-serve"),
 ]
 ServedWeights = Annotated[
     Literal["triton", "trtllm_serve", "disaggregated"],
     Param(
-        "what it is served by: Triton, with any front end, TensorRT-LLM's OpenAI server trtllm-serve, or several of those "
+        "server: Triton, with any front end, TensorRT-LLM's OpenAI server trtllm-serve, or several of these "
         "behind a router"
     ),
 ]
@@ -80,7 +83,7 @@ InstanceKind = Literal["KIND_AUTO", "KIND_CPU", "KIND_GPU", "KIND_MODEL"]
 """Triton's names in instance_group."""
 Batch = Annotated[int, Param("requests in flight", ge=1)]
 InputLength = Annotated[int, Param("tokens of a prompt", ge=1)]
-Length = Annotated[int, Param("tokens of prompt and answer together", ge=1)]
+Length = Annotated[int, Param("tokens of prompt and output together", ge=1)]
 Pass = Annotated[
     int | None,
     Param(
@@ -115,17 +118,17 @@ class Checkpoint(Parameters):
     ep: ExpertParallel = None
     max_position_embeddings: Annotated[int | None, IfSet("longest sequence of the model, for phi3", ge=1)] = None
     heads: Heads = None
-    max_draft_len: Annotated[int | None, IfSet("tokens of the tree that heads draft", ge=1, null="63")] = None
+    max_draft_len: Annotated[int | None, IfSet("tokens in the tree that heads draft", ge=1, null="63")] = None
     num_medusa_heads: Annotated[int | None, IfSet("Medusa heads", ge=1, null="4")] = None
     num_medusa_layers: Annotated[int | None, IfSet("layers of a Medusa head", ge=1, null="1")] = None
     num_eagle_layers: Annotated[int | None, IfSet("depth of EAGLE's tree", ge=1, null="4")] = None
     max_non_leaves_per_layer: Annotated[
-        int | None, IfSet("nodes of a level of EAGLE's tree that have children", ge=1, null="10")
+        int | None, IfSet("nodes with children in a level of EAGLE's tree", ge=1, null="10")
     ] = None
     calibration: Calibrated = None
     batch_size: RowsAtATime = None
-    options: Annotated[dict[str, Option], Param("further options of the script that does it, as awq_block_size=64")] = (
-        field(default_factory=dict)
+    options: Annotated[dict[str, Option], Param("further options of the script, such as awq_block_size=64")] = field(
+        default_factory=dict
     )
 
 
@@ -137,7 +140,7 @@ class HuggingFaceCheckpoint(Parameters):
     kv_cache_precision: Annotated[Literal["none", "fp8", "nvfp4"], Param(_CACHE_HELP)] = "none"
     family: Annotated[str, Param(_FAMILY_HELP)]
     calibration: Calibrated = None
-    checkpoint_format: Annotated[Literal["hugging_face"], Param("what is written")] = "hugging_face"
+    checkpoint_format: Annotated[Literal["hugging_face"], Param("checkpoint format")] = "hugging_face"
     batch_size: RowsAtATime = None
     tp: ClassVar[int] = 1
     pp: ClassVar[int] = 1
@@ -158,28 +161,28 @@ class EngineBuild(Parameters):
     max_input_len: InputLength
     max_seq_len: Length
     max_num_tokens: Pass = None
-    max_lora_rank: Annotated[int | None, IfSet("largest rank of LoRA adapters", ge=1, null="the engine takes none")] = (
-        None
-    )
+    max_lora_rank: Annotated[int | None, IfSet("largest rank of LoRA adapters", ge=1, null="no adapters")] = None
     lora_target_modules: Annotated[
-        tuple[str, ...], IfSet("layers that LoRA adapters change, in TensorRT-LLM's words")
+        tuple[str, ...], IfSet("layers that LoRA adapters change, by TensorRT-LLM's names")
     ] = ()
     speculative: Drafts = None
     max_draft_len: Annotated[int | None, IfSet("tokens drafted at a time", ge=1, null="3, or 63")] = None
     max_multimodal_len: Annotated[
-        int | None, IfSet("tokens of images of all requests in flight together", ge=1, null="takes no images")
+        int | None, IfSet("image tokens of all requests in flight", ge=1, null="no images")
     ] = None
-    options: Annotated[dict[str, Option], Param("further options of trtllm-build, as use_fp8_context_fmha=enable")] = (
-        field(default_factory=dict)
-    )
+    options: Annotated[
+        dict[str, Option], Param("further options of trtllm-build, such as use_fp8_context_fmha=enable")
+    ] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class VisualBuild(Parameters):
     """Parameters of the stage that builds a visual engine."""
 
-    family: Annotated[str, Param("architecture family of the model that takes images", choices=tuple(vision.FAMILIES))]
-    max_batch_size: Annotated[int, Param("images, or parts of them, that it encodes at once", ge=1)] = 4
+    family: Annotated[
+        str, Param("architecture family of the model that accepts images", choices=tuple(vision.FAMILIES))
+    ]
+    max_batch_size: Annotated[int, Param("images, or parts of images, that it encodes at once", ge=1)] = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +195,7 @@ class EngineCheck(CheckParams):
         tuple[int, ...], IfSet("sizes of lookahead decoding: window, n-gram, verification set", ge=0)
     ] = ()
     gpu_weights_percent: Annotated[
-        float, Later("share of the weights kept on the GPU, of an engine that streams them", ge=0, le=1)
+        float, Later("share of the weights kept on the GPU, for an engine that streams them", ge=0, le=1)
     ] = 1.0
 
 
@@ -202,19 +205,19 @@ class EngineRepository(RepositorySettings):
 
     frontend: Served = FRONTEND_TRITON
     options: ServeOptions = None
-    max_batch_size: Annotated[int, Param("requests Triton lets in at once", ge=1)]
-    parameters: Annotated[
-        dict[str, Scalar], Param("values of any other placeholder of the templates, as NAME=VALUE")
-    ] = field(default_factory=dict)
+    max_batch_size: Annotated[int, Param("requests that Triton accepts at once", ge=1)]
+    parameters: Annotated[dict[str, Scalar], Param("values of other placeholders in the templates, as NAME=VALUE")] = (
+        field(default_factory=dict)
+    )
     triton_parameters: Annotated[
         dict[str, dict[str, Scalar]] | None,
         IfSet("parameters of Triton models, added if the template lacks them, as MODEL.NAME=VALUE"),
     ] = None
     preferred_batch_size: Annotated[
-        tuple[int, ...] | None, IfSet("batches that Triton hands to the engine at once", ge=1, null="the release's own")
+        tuple[int, ...] | None, IfSet("batch sizes that Triton prefers for the engine", ge=1, null="the release's own")
     ] = None
     instance_kinds: Annotated[
-        dict[str, InstanceKind] | None, IfSet("where Triton runs instances of a model, as preprocessing=KIND_GPU")
+        dict[str, InstanceKind] | None, IfSet("where Triton runs instances of a model, such as preprocessing=KIND_GPU")
     ] = None
 
 
@@ -228,25 +231,25 @@ class WeightsRepository(LlmApi):
     max_seq_len: Length
     max_num_tokens: Pass = None
     tensor_parallel_size: Annotated[int, Param("GPUs that share each layer", ge=1)] = 1
-    pipeline_parallel_size: Annotated[int, Param("GPUs one after another", ge=1)] = 1
+    pipeline_parallel_size: Annotated[int, Param("pipeline parallel size", ge=1)] = 1
     moe_expert_parallel_size: ExpertParallel = None
     enable_attention_dp: Annotated[bool, Later("each GPU computes attention for its own requests")] = False
     speculative: Annotated[
         Literal["draft", "eagle3", "mtp", "ngram", "sa", "pard", "dflash"] | None,
-        IfSet("who drafts tokens", null="nobody"),
+        IfSet("source of drafted tokens", null="none"),
     ] = None
     max_draft_len: Annotated[int | None, IfSet("tokens drafted at a time", ge=1, null="3, or 1 for mtp")] = None
     max_ngram_size: Annotated[
-        int | None, IfSet("longest run of tokens looked for in the text so far", ge=1, null="2, or any for sa")
+        int | None, IfSet("longest n-gram looked up in the text so far", ge=1, null="2, or any for sa")
     ] = None
-    llm_args: Annotated[dict[str, Any], Param("further arguments of the LLM API, as kv_cache_config.dtype=fp8")] = (
-        field(default_factory=dict)
-    )
+    llm_args: Annotated[
+        dict[str, Any], Param("further arguments of the LLM API, such as kv_cache_config.dtype=fp8")
+    ] = field(default_factory=dict)
     context_servers: Annotated[int, Later("(disaggregated) servers that read prompts", ge=1)] = 1
     generation_servers: Annotated[int, Later("(disaggregated) servers that generate tokens", ge=1)] = 1
     context: Annotated[
         dict[str, Any],
-        IfSet("(disaggregated) differences of servers that read prompts, as tensor_parallel_size=2"),
+        IfSet("(disaggregated) settings that differ on servers that read prompts, such as tensor_parallel_size=2"),
     ] = field(default_factory=dict)
     unquantized: Annotated[bool, Param("refuse a model whose weights are quantized", runtime=True)] = False
 
@@ -262,7 +265,7 @@ class EngineBench(Parameters):
     pp: PipelineParallel = 1
     ep: ExpertParallel = None
     max_batch_size: Annotated[int | None, Param("requests in flight", ge=1, null="the engine's")] = None
-    max_seq_len: Annotated[int | None, Param("tokens of prompt and answer together", ge=1, null="the engine's")] = None
+    max_seq_len: Annotated[int | None, Param("tokens of prompt and output together", ge=1, null="the engine's")] = None
     max_num_tokens: Annotated[
         int | None, Param("tokens of one forward pass over all requests", ge=1, null="the engine's")
     ] = None

@@ -89,7 +89,7 @@ def _unloadable(name: str, form: WeightsForm | None, release: str, recipe: Mappi
         coming = [f"{_GPTQ_READER} would read GPTQ without desc_act"] if name == "gptq" else []
         return "; ".join([reads, *coming, *_instead(name, form, release, recipe)])
     if not at_least(release, form.pytorch):
-        return f"precision {AS_IS} ({name}): the PyTorch runtime reads it since {form.pytorch}, this is {release}"
+        return f"precision {AS_IS} ({name}): the PyTorch runtime reads it from {form.pytorch} on, this is {release}"
     return None
 
 
@@ -102,7 +102,7 @@ def _instead(name: str, form: WeightsForm | None, release: str, recipe: Mapping[
         yield f"the toolchain {ENGINES} converts it"
     precision = FORM_PRECISIONS[name]
     if not (PRECISIONS[precision].searches and recipe.get("num_experts")):
-        yield f"precision {precision} makes weights of that size from the unquantized model"
+        yield f"precision {precision} creates weights of that size from the unquantized model"
 
 
 def unconvertible(family: str, name: str, release: str) -> str | None:
@@ -110,7 +110,7 @@ def unconvertible(family: str, name: str, release: str) -> str | None:
     form, script = FORMS.get(name), FAMILIES[family].script if family in FAMILIES else None
     since = None if form is None or script is None else form.converters.get(script)
     if since is None or (script == "llama" and family not in _LLAMA) or (script == "qwen" and family == "qwen"):
-        return f"precision {AS_IS} ({name}): no script of TensorRT-LLM that we know converts such weights of {family}"
+        return f"precision {AS_IS} ({name}): no known script of TensorRT-LLM converts such weights of {family}"
     if not at_least(release, since):
-        return f"precision {AS_IS} ({name}): TensorRT-LLM converts it for {family} since {since}, this is {release}"
+        return f"precision {AS_IS} ({name}): TensorRT-LLM converts it for {family} from {since} on, this is {release}"
     return None

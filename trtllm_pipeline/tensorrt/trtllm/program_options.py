@@ -284,7 +284,7 @@ def _value_problem(value: Json, shown: Form | Installed, form: Form | None) -> s
     words = value if isinstance(value, list) else str(value).split() if form and form.nargs == "+" else [value]
     for word in words:
         if choices is not None and str(word) not in choices:
-            return f"{word!r} is not among {', '.join(choices)}"
+            return f"{word!r} is not one of {', '.join(choices)}"
         if form is not None and form.kind in {"int", "float"} and not _is_number(word, form.kind):
             return f"{word!r} is not {'a whole number' if form.kind == 'int' else 'a number'}"
         if form is not None and form.least is not None and float(str(word)) < form.least:

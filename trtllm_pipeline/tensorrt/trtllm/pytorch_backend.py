@@ -165,7 +165,7 @@ def _missing(machine: Machine) -> str | None:
         return lacks
     release = installed(machine).release
     if not at_least(release, FIRST_PYTORCH):
-        return f"TensorRT-LLM {release} is installed; its PyTorch runtime is for use since {FIRST_PYTORCH}"
+        return f"TensorRT-LLM {release} is installed; its PyTorch runtime is a preview before {FIRST_PYTORCH}"
     return None
 
 
@@ -182,7 +182,7 @@ def _adapter_unasked(cell: Cell, machine: Machine) -> str | None:
         return None
     return (
         f"settings.lora.adapter: the LLM API's model in {templates} has no input {llmapi.ADAPTER_INPUT}; "
-        "settings.serve.frontend: trtllm_serve takes adapters"
+        "settings.serve.frontend: trtllm_serve supports adapters"
     )
 
 
@@ -229,7 +229,7 @@ def _infeasible(cell: Cell, machine: Machine) -> str | None:
         or engine_bench.unfit(cell, machine)
     )
     lacks = backends.quantizing_lacks(machine) if reason is None and _quantized(cell) else None
-    return reason if lacks is None else f"precision {cell.precision} is made with Model Optimizer, and {lacks}"
+    return reason if lacks is None else f"precision {cell.precision} is created with Model Optimizer, but {lacks}"
 
 
 def _caveat(cell: Cell, machine: Machine) -> str | None:

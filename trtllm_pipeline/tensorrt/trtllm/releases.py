@@ -147,7 +147,7 @@ def hard_to_get(release: str) -> str | None:
     if parse(WITHOUT_WHEEL[0]) <= version <= parse(WITHOUT_WHEEL[1]):
         return f"TensorRT-LLM {release} is not on PyPI; {IMAGE}:{release} has it, or build it from source"
     if (version.major, version.minor) == (1, 3) and not version.is_prerelease:
-        return f"TensorRT-LLM {release} was never published: 1.3 has candidates alone, up to 1.3.0rc29"
+        return f"TensorRT-LLM {release} was never published: 1.3 has only release candidates, up to 1.3.0rc29"
     return None
 
 

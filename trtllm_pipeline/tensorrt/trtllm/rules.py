@@ -212,7 +212,7 @@ def no_builder(case: Case) -> str | None:
     which calls itself the last one with the TensorRT backend.
     """
     if not at_least(case.release, FIRST):
-        return f"TensorRT-LLM {case.release}: engines are built this way since {FIRST}"
+        return f"TensorRT-LLM {case.release}: engines are built this way from {FIRST} on"
     # The installation decides, not the release number.
     return None if case.installed.build else f"TensorRT-LLM {case.release} here has no trtllm-build"
 
@@ -223,20 +223,20 @@ def no_family(case: Case) -> str | None:
     support. Source: support matrices, and the converters themselves; preprocessing of the templates.
     """
     if (why := vision.ENGINES_WITHOUT.get(case.family)) is not None:
-        other = "" if case.family in vision.PYTORCH_WITHOUT else f"; the toolchain {PYTORCH} takes them"
+        other = "" if case.family in vision.PYTORCH_WITHOUT else f"; the toolchain {PYTORCH} supports them"
         return f"family {case.family}: {why}{other}"
     if case.family in FAMILIES:
         return None
-    return f"family {case.family}: no script of TensorRT-LLM that we know converts it; known are {', '.join(FAMILIES)}"
+    return f"family {case.family}: no known script of TensorRT-LLM converts it; known families: {', '.join(FAMILIES)}"
 
 
 @rule("TLM103", "use the toolchain tensorrt_llm", toolchains=(PYTORCH,), before=FIRST_PYTORCH)
 def no_pytorch(case: Case) -> str | None:
     """The PyTorch runtime before 1.0, when it was a preview. Source: release notes."""
-    return f"TensorRT-LLM {case.release}: its PyTorch backend is for use since {FIRST_PYTORCH}"
+    return f"TensorRT-LLM {case.release}: its PyTorch backend is a preview before {FIRST_PYTORCH}"
 
 
-@rule("TLM104", "take what the recipe has", toolchains=_BOTH)
+@rule("TLM104", "use what the recipe lists", toolchains=_BOTH)
 def not_in_recipe(case: Case) -> str | None:
     """A precision or release that the model's recipe leaves out. Source: the recipe, whose comments name the sources."""
     cell = case.cell
@@ -244,10 +244,10 @@ def not_in_recipe(case: Case) -> str | None:
     works = listed.get(cell.toolchain) if isinstance(listed, dict) else listed
     if isinstance(works, list | tuple) and cell.precision not in works:
         known = ", ".join(map(str, works)) or "none"
-        return f"precision {cell.precision}: the recipe of {cell.model} has for {cell.toolchain}: {known}"
+        return f"precision {cell.precision}: the recipe of {cell.model} lists for {cell.toolchain}: {known}"
     limits = _of_toolchain(case, "releases")
     if isinstance(limits, str) and not _within(case.release, limits):
-        return f"{cell.model}: TensorRT-LLM has it in releases {limits}, this is {case.release}"
+        return f"{cell.model}: TensorRT-LLM supports it in releases {limits}, this is {case.release}"
     later = _of_toolchain(case, "precision_releases")
     limits = later.get(cell.precision) if isinstance(later, dict) else None
     if isinstance(limits, str) and not _within(case.release, limits):
@@ -270,13 +270,13 @@ def needs_code(case: Case) -> str | None:
     # The existing files are known for a pinned model.
     if family is None or family.transformers == "" or "source" not in recipe:
         return None
-    why = f"family {case.family}{_LATER.get(case.family, '')}: no transformers has it"
+    why = f"family {case.family}{_LATER.get(case.family, '')}: no version of transformers supports it"
     if family.transformers is not None:
         # If transformers has the architecture itself, the download removes the references to code.
         transformers = case.installed.transformers or transformers_of(case.release)
         if transformers is None or parse(transformers) >= parse(family.transformers):
             return None
-        why = f"family {case.family}: transformers has it since {family.transformers}, here is {transformers}"
+        why = f"family {case.family}: transformers supports it from {family.transformers} on, this is {transformers}"
     source = recipe["source"]
     assert isinstance(source, dict)
     untrusted = _untrusted(case.cell.model, trusted_code(source), recipe.get("code"))
@@ -296,7 +296,7 @@ def _untrusted(model: str, trusted: Mapping[str, str], code: Json) -> str | None
     files, page = code["files"], code["page"]
     assert isinstance(files, dict)
     if not files:
-        return f"and {page} has no Python file; take another copy of the model"
+        return f"but {page} has no Python file; use another copy of the model"
     other = sorted(name for name in trusted if trusted[name] != files.get(name))
     if trusted and not other:
         return None
@@ -304,12 +304,12 @@ def _untrusted(model: str, trusted: Mapping[str, str], code: Json) -> str | None
     if other:
         reason = f"and {other[0]} is not the file that settings.download.trust_remote_code names"
     lines = llmapi.to_yaml({"settings": {"download": {"trust_remote_code": {model: files}}}}).rstrip()
-    return f"{reason}; read {page}, then let the matrix say:\n{lines}"
+    return f"{reason}; read {page}, then add to the matrix:\n{lines}"
 
 
 @rule(
     "TLM106",
-    "name a model or a form that it reads, or the model's unquantized repository; docs/models.md has the forms",
+    "use a model or a form that it reads, or the model's unquantized repository; docs/models.md has the forms",
     toolchains=_BOTH,
 )
 def as_is(case: Case) -> str | None:
@@ -319,18 +319,18 @@ def as_is(case: Case) -> str | None:
     """
     setting = case.cell.settings["quantize"]["kv_cache_precision"]
     if case.cell.precision == AS_IS and setting is not None:
-        return f"settings.quantize.kv_cache_precision {setting}: precision {AS_IS} quantizes nothing, the files say the cache too"
+        return f"settings.quantize.kv_cache_precision {setting}: precision {AS_IS} quantizes nothing, and the files also define the cache"
     return prequantized.unreadable(case.cell, case.release, case.sm)
 
 
-@rule("TLM107", "`pipeline models list` shows other models that take images", toolchains=(PYTORCH,))
+@rule("TLM107", "`pipeline models list` shows other models that accept images", toolchains=(PYTORCH,))
 def no_vision(case: Case) -> str | None:
     """A model with images that the PyTorch backend does not support. Source: its lists of models, 0.19 to candidates of
     1.3.
     """
     if case.family not in vision.PYTORCH_WITHOUT:
         return None
-    return f"family {case.family}: no release's list of models of the PyTorch backend has it"
+    return f"family {case.family}: the PyTorch backend's list of models does not include it in any release"
 
 
 @rule("TLM108", f"the toolchain {ENGINES} converts it", toolchains=(PYTORCH,), before="1.3")
@@ -343,7 +343,7 @@ def engines_only(case: Case) -> str | None:
     return f"family {case.family}: the PyTorch runtime of TensorRT-LLM {case.release} does not list it"
 
 
-@rule("TLM109", "take a release or a layout of the table of families")
+@rule("TLM109", "use a release or a parallelism from the table of families")
 def family_layout(case: Case) -> str | None:
     """A release before the first that converts an architecture, or that supports its parallelism. Source: as for
     TLM102.
@@ -351,24 +351,24 @@ def family_layout(case: Case) -> str | None:
     cell, release, family = case.cell, case.release, FAMILIES[case.family]
     if not at_least(release, family.since):
         since = ".".join(family.since.split(".")[:2])
-        return f"family {case.family}: TensorRT-LLM converts it since {since}, this is {release}"
+        return f"family {case.family}: TensorRT-LLM converts it from {since} on, this is {release}"
     if cell.tp > 1 and not at_least(release, family.tensor_parallel):
-        return f"tp{cell.tp}: {case.family} is split over GPUs since {family.tensor_parallel}, this is {release}"
+        return f"tp{cell.tp}: {case.family} can be split over GPUs from {family.tensor_parallel} on, this is {release}"
     if cell.pp > 1 and family.pipeline_parallel is None:
         return f"pp{cell.pp}: TensorRT-LLM has no pipeline stages for {case.family}"
     if cell.pp > 1 and not at_least(release, family.pipeline_parallel or FIRST):
-        return f"pp{cell.pp}: {case.family} has pipeline stages since {family.pipeline_parallel}, this is {release}"
+        return f"pp{cell.pp}: {case.family} has pipeline stages from {family.pipeline_parallel} on, this is {release}"
     if cell.ep > 1 and family.expert_parallel is None:
-        return f"ep{cell.ep}: TensorRT-LLM knows no experts of {case.family}"
+        return f"ep{cell.ep}: TensorRT-LLM has no expert parallelism for {case.family}"
     if cell.ep > 1 and not at_least(release, family.expert_parallel or FIRST):
-        return f"ep{cell.ep}: whole experts of {case.family} are dealt among GPUs since {family.expert_parallel}, this is {release}"
+        return f"ep{cell.ep}: whole experts of {case.family} can be distributed over GPUs from {family.expert_parallel} on, this is {release}"
     return None
 
 
 # ----------------------------------------------------------------------------------------- TLM2: precisions and GPUs
 
 
-@rule("TLM201", "take one of those, or another release")
+@rule("TLM201", "use one of these, or another release")
 def no_precision(case: Case) -> str | None:
     """A precision that no script of the release creates. Source: the choices of `--qformat` and of the converters."""
     precision, release = case.precision, case.release
@@ -384,12 +384,12 @@ def no_precision(case: Case) -> str | None:
     return None
 
 
-@rule("TLM202", "take SM 90, or a newer release", before="0.10")
+@rule("TLM202", "use SM 90, or a newer release", before="0.10")
 def w4a8_on_ada(case: Case) -> str | None:
     """w4a8_awq on SM 89 before 0.10. Source: release notes."""
     if case.precision != "w4a8_awq" or case.sm != 89:
         return None
-    return f"precision w4a8_awq: TensorRT-LLM has it for SM 89 since 0.10, this is {case.release}"
+    return f"precision w4a8_awq: TensorRT-LLM supports it on SM 89 from 0.10 on, this is {case.release}"
 
 
 @rule("TLM203", "install a newer release", before="0.17.0")
@@ -397,7 +397,7 @@ def gpu_too_new(case: Case) -> str | None:
     """SM 100 and newer before 0.17. Source: release notes."""
     if case.sm is None or case.sm < 100:
         return None
-    return f"SM {case.sm}: TensorRT-LLM builds for it since 0.17, this is {case.release}"
+    return f"SM {case.sm}: TensorRT-LLM supports it from 0.17 on, this is {case.release}"
 
 
 @rule("TLM204", "install an older release", since="0.16")
@@ -405,7 +405,7 @@ def gpu_too_old(case: Case) -> str | None:
     """SM 70 from 0.16 on. Source: release notes."""
     if case.sm is None or case.sm >= 75:
         return None
-    return f"SM {case.sm}: TensorRT-LLM dropped it before 0.16, this is {case.release}"
+    return f"SM {case.sm}: TensorRT-LLM does not support it from 0.16 on, this is {case.release}"
 
 
 @rule("TLM205", "fp8 and nvfp4 work there, and an fp8 cache")
@@ -423,13 +423,13 @@ def integers_on_blackwell(case: Case) -> str | None:
     return None
 
 
-@rule("TLM206", "the toolchain tensorrt_llm has more", toolchains=(PYTORCH,))
+@rule("TLM206", "the toolchain tensorrt_llm supports more", toolchains=(PYTORCH,))
 def not_in_pytorch(case: Case) -> str | None:
     """A precision or cache that the PyTorch runtime does not support. Source: its page on quantization."""
     if case.cell.precision not in (*PYTORCH_PRECISIONS, AS_IS):
-        return f"precision {case.precision}: the PyTorch backend has {', '.join(PYTORCH_PRECISIONS)}"
+        return f"precision {case.precision}: the PyTorch backend supports {', '.join(PYTORCH_PRECISIONS)}"
     if case.kv == "int8":
-        return "settings.quantize.kv_cache_precision int8: the PyTorch backend has fp8 or the model's own"
+        return "settings.quantize.kv_cache_precision int8: the PyTorch backend supports fp8 or the model's own"
     return None
 
 
@@ -444,10 +444,10 @@ def awq_on_blackwell(case: Case) -> str | None:
     below = 100 if not at_least(case.release, _AWQ_ON_BLACKWELL) else 110 if at_least(case.release, listed) else rubin
     if case.precision not in {"int4_awq", "w4a8_awq"} or case.sm is None or case.sm < below:
         return None
-    return f"precision {case.shown}: the PyTorch backend has it below SM {below}, this is SM {case.sm}"
+    return f"precision {case.shown}: the PyTorch backend supports it below SM {below}, this is SM {case.sm}"
 
 
-@rule("TLM208", "take another precision or GPU", toolchains=_BOTH)
+@rule("TLM208", "use another precision or GPU", toolchains=_BOTH)
 def gpu_precision(case: Case) -> str | None:
     """A precision that the GPU cannot compute; with PyTorch, Marlin computes NVFP4 on Hopper from 1.3.0rc20 on, and on
     SM 89, with a warning, from 1.3.0rc29 on. Source: support matrices; pull request 13476 for 1.3.0rc20; a probe on an
@@ -473,9 +473,7 @@ def unlisted_gpu(machine: Machine) -> str | None:
     rubin, listed = _RUBIN
     if machine.sm != rubin or machine.tensorrt_llm is None or at_least(machine.tensorrt_llm.release, listed):
         return None
-    return (
-        f"SM {rubin} is in no matrix of hardware that is known before {listed}, this is {machine.tensorrt_llm.release}"
-    )
+    return f"SM {rubin} is not in any known hardware matrix before {listed}, this is {machine.tensorrt_llm.release}"
 
 
 def by_marlin(cell: Cell, machine: Machine) -> str | None:
@@ -485,10 +483,10 @@ def by_marlin(cell: Cell, machine: Machine) -> str | None:
     mixture = "; a mixture needs settings.repository.llm_args.moe_config.backend: MARLIN" * bool(
         cell.recipe.get("num_experts")
     )
-    return f"NVFP4 weights are computed by Marlin on SM 89, which upstream's matrix of hardware does not list{mixture}"
+    return f"NVFP4 weights are computed by Marlin on SM 89, which upstream's hardware matrix does not list{mixture}"
 
 
-@rule("TLM209", "leave the cache's precision out, or name the model's", toolchains=_BOTH)
+@rule("TLM209", "omit the cache's precision, or set the model's", toolchains=_BOTH)
 def cache_type(case: Case) -> str | None:
     """An unquantized cache of another data type than the model's. Source: the builder creates the cache with the data
     type of attention.
@@ -499,7 +497,7 @@ def cache_type(case: Case) -> str | None:
     )
     if setting is None or case.kv is not None or PLAIN[str(setting)] == dtype:
         return None
-    return f"settings.quantize.kv_cache_precision {setting}: a cache that is not quantized is {dtype}, as the model"
+    return f"settings.quantize.kv_cache_precision {setting}: an unquantized cache is {dtype}, like the model"
 
 
 # ------------------------------------------------------------------------------------------------ TLM3: checkpoints
@@ -519,14 +517,14 @@ def script_options(case: Case) -> str | None:
     if case.route == "convert":
         tool, other = other, tool
     elif not commands.has_calibration_option(case.release):
-        return (
-            f"settings.quantize.options are for quantize.py; with {case.release} Model Optimizer makes this checkpoint"
-        )
+        return f"settings.quantize.options are for quantize.py; with {case.release} Model Optimizer creates this checkpoint"
     problems: list[str] = []
     for name, value in extra.items():
         if program_options.has(other, case.release, name) and not program_options.has(tool, case.release, name):
             theirs, ours = other.partition(":")[0], tool.partition(":")[0]
-            problems.append(f"{name}: {theirs} has it, {ours} makes this cell; an `override` gives it to others alone")
+            problems.append(
+                f"{name} is an option of {theirs}, but {ours} creates this cell's checkpoint; use an `override` for other cells"
+            )
         else:
             problems += program_options.check_extra(tool, case.release, {name: value})
     return "; ".join(f"settings.quantize.options.{problem}" for problem in problems) or None
@@ -546,13 +544,13 @@ def not_by_model_optimizer(case: Case) -> str | None:
     if why is None:
         return None
     if case.cell.precision == AS_IS:
-        return f"precision {case.shown}: {why}, which alone convert weights that are quantized already"
+        return f"precision {case.shown}: {why}, and only they convert weights that are already quantized"
     lacks = backends.quantizing_lacks(case.machine)
     if lacks is not None:
         return f"{why}, and {lacks}"
     reason = unwritten(case.family, case.precision)
     if reason is None and (since := read_since(case.family)) is not None and not at_least(case.release, since):
-        reason = f"engines name its weights as Model Optimizer does since {since}, this is {case.release}"
+        reason = f"engines use Model Optimizer's names for its weights from {since} on, this is {case.release}"
     return None if reason is None else f"{case.family} in {case.precision}: {why}, and {reason}"
 
 
@@ -563,13 +561,13 @@ def _without_scripts(case: Case) -> str | None:
     if case.installed.examples is None:
         return "the example scripts of TensorRT-LLM are missing"
     if case.route == "quantize" and not commands.has_calibration_option(case.release):
-        return f"quantize.py of TensorRT-LLM {case.release} calibrates on data sets of its own alone"
+        return f"quantize.py of TensorRT-LLM {case.release} calibrates only on its own data sets"
     return None
 
 
 @rule(
     "TLM303",
-    "what convert_checkpoint.py makes works: fp32, bf16, int8_wo, int4_wo, with the model's own cache",
+    "use a precision that convert_checkpoint.py creates: fp32, bf16, int8_wo, int4_wo, with the model's own cache",
     before="0.15",
 )
 def gemma2_as_gemma(case: Case) -> str | None:
@@ -579,12 +577,12 @@ def gemma2_as_gemma(case: Case) -> str | None:
     # The checkpoint it writes has no soft caps and no second norms.
     if case.family != "gemma2" or case.route != "quantize":
         return None
-    return f"{case.precision} of gemma2: quantize.py of TensorRT-LLM {case.release} takes it for Gemma 1"
+    return f"{case.precision} of gemma2: quantize.py of TensorRT-LLM {case.release} treats it as Gemma 1"
 
 
 @rule(
     "TLM304",
-    "leave settings.quantize.calibration.data out, or install a newer release",
+    "omit settings.quantize.calibration.data, or install a newer release",
     severity="warning",
     before="0.10",
 )
@@ -594,10 +592,10 @@ def calibration_data(case: Case) -> str | None:
     """
     if case.installed.examples is None or case.route != "quantize" or not backends.has_own_calibration_data(case.cell):
         return None
-    return f"settings.quantize.calibration.data: quantize.py of TensorRT-LLM {case.release} takes none"
+    return f"settings.quantize.calibration.data: quantize.py of TensorRT-LLM {case.release} does not accept it"
 
 
-@rule("TLM305", "fp8 and nvfp4 work, and as_is of a model that its owner quantized", toolchains=(PYTORCH,))
+@rule("TLM305", "use fp8 or nvfp4, or as_is with a model that is published quantized", toolchains=(PYTORCH,))
 def awq_of_experts(case: Case) -> str | None:
     """AWQ of a mixture of experts. Source: `get_experts_list` of Model Optimizer 0.47, run on tiny models of Mixtral
     and of Qwen's mixtures.
@@ -640,7 +638,7 @@ def streaming_with_paged(case: Case) -> str | None:
     return "settings.build.use_paged_context_fmha enable contradicts settings.build.streamingllm enable"
 
 
-@rule("TLM404", "leave it out: it is on if possible")
+@rule("TLM404", "omit it: it is on if possible")
 def fp8_attention(case: Case) -> str | None:
     """`use_fp8_context_fmha` without FP8 activations and an FP8 cache, or on a GPU for which the release has no
     kernels. Source: `build` in builder.py; the attention operator's own checks.
@@ -655,22 +653,22 @@ def fp8_attention(case: Case) -> str | None:
     spans = {"0.12": "90", "0.17": "89 and 90", "0.20": "89 to 119"}
     gpus = next((gpus for before, gpus in spans.items() if not at_least(release, before)), "89 and above")
     return (
-        f"settings.build.use_fp8_context_fmha: TensorRT-LLM {release} has it for fp8, w4a8_awq and nvfp4 with an "
+        f"settings.build.use_fp8_context_fmha: TensorRT-LLM {release} supports it for fp8, w4a8_awq and nvfp4 with an "
         f"FP8 cache on SM {gpus}; this is {precision} with {case.kv or 'no quantized'} cache on SM {case.sm}"
     )
 
 
-@rule("TLM405", "leave it out: it is on if possible")
+@rule("TLM405", "omit it: it is on if possible")
 def paged_int8(case: Case) -> str | None:
     """`use_paged_context_fmha` with an INT8 KV cache. Source: `build` in builder.py: a RuntimeError at first, turned off
     from 0.19 on.
     """
     if not case.switch("use_paged_context_fmha") or case.kv != "int8":
         return None
-    return "settings.build.use_paged_context_fmha: it does not go with an INT8 KV cache"
+    return "settings.build.use_paged_context_fmha: it does not work with an INT8 KV cache"
 
 
-@rule("TLM406", "leave it out, or take fp8 weights", before="0.19")
+@rule("TLM406", "omit it, or use fp8 weights", before="0.19")
 def paged_fp8_refused(case: Case) -> str | None:
     """`use_paged_context_fmha` with an FP8 KV cache and weights that are not fp8, before 0.19. Source: `build` in
     builder.py of 0.11 and the attention operators of 0.12 to 0.17.
@@ -679,12 +677,12 @@ def paged_fp8_refused(case: Case) -> str | None:
     if not case.attention.paged or case.kv != "fp8" or case.precision in FP8_INPUTS:
         return None
     return (
-        f"settings.build.use_paged_context_fmha: TensorRT-LLM {case.release} has it with an FP8 cache for fp8 weights, "
+        f"settings.build.use_paged_context_fmha: TensorRT-LLM {case.release} supports it with an FP8 cache for fp8 weights, "
         f"this is {case.precision}"
     )
 
 
-@rule("TLM407", "leave it out, or take the model's own cache", before=W4A8_PAGED)
+@rule("TLM407", "omit it, or use the model's own cache", before=W4A8_PAGED)
 def paged_w4a8(case: Case) -> str | None:
     """`use_paged_context_fmha` with an FP8 KV cache and w4a8_awq before 1.2.0, the first release known to support it.
     Source: the attention operators of 0.12 to 0.17; `build` in builder.py of 1.2.0. 0.17.0 to 1.1 were not read.
@@ -693,12 +691,12 @@ def paged_w4a8(case: Case) -> str | None:
     if not case.attention.paged or case.kv != "fp8" or case.precision != "w4a8_awq":
         return None
     return (
-        f"settings.build.use_paged_context_fmha: w4a8_awq with an FP8 cache is known to have it since {W4A8_PAGED}, "
+        f"settings.build.use_paged_context_fmha: it is known to work with w4a8_awq and an FP8 cache from {W4A8_PAGED} on, "
         f"this is {case.release}"
     )
 
 
-@rule("TLM408", "leave it out, or take fp8 weights", severity="warning", since="0.19")
+@rule("TLM408", "omit it, or use fp8 weights", severity="warning", since="0.19")
 def paged_turned_off(case: Case) -> str | None:
     """`use_paged_context_fmha` with an FP8 KV cache and weights without FP8 activations, from 0.19 on. Source: `build` in
     builder.py of 1.2.0 and 1.3.0rc3: turned off, with a warning.
@@ -711,7 +709,7 @@ def paged_turned_off(case: Case) -> str | None:
     )
 
 
-@rule("TLM409", "turn both off, or leave the latter on if the GPU has it", severity="warning")
+@rule("TLM409", "turn both off, or leave the latter on if the GPU supports it", severity="warning")
 def paged_turns_fp8_on(case: Case) -> str | None:
     """`use_paged_context_fmha` on and `use_fp8_context_fmha` off, with FP8 activations and an FP8 KV cache. Source:
     `build` in builder.py, from 0.11 to 1.3.0rc3: the latter is turned on, with a warning.
@@ -721,13 +719,13 @@ def paged_turns_fp8_on(case: Case) -> str | None:
         return None
     return (
         "settings.build.use_paged_context_fmha enable turns use_fp8_context_fmha on with an FP8 cache, which is off "
-        f"{'as asked' if case.switch('use_fp8_context_fmha') is False else f'with {case.release} on SM {case.sm}'}"
+        f"{'as requested' if case.switch('use_fp8_context_fmha') is False else f'with {case.release} on SM {case.sm}'}"
     )
 
 
 @rule(
     "TLM410",
-    "leave it on, with a cache that goes with it, or take another release",
+    "leave it on, with a compatible cache, or use another release",
     since="0.20",
     before="0.21",
 )
@@ -791,7 +789,10 @@ def sinks_with_paged(case: Case) -> str | None:
     return f"settings.repository.sink_token_length {tokens}: the engine has use_paged_context_fmha, which excludes it"
 
 
-@rule("TLM504", "leave it out, or let the engine have use_paged_context_fmha: its options, weights and cache decide")
+@rule(
+    "TLM504",
+    "omit it, or build the engine with use_paged_context_fmha, which depends on its options, weights and cache",
+)
 def chunked_context(case: Case) -> str | None:
     """`enable_chunked_context: true` with an engine without `use_paged_context_fmha`. Source: the runtime's check when it
     loads an engine.
@@ -801,7 +802,7 @@ def chunked_context(case: Case) -> str | None:
 
 @rule(
     "TLM505",
-    "leave it out, or let the engine have use_paged_context_fmha: its options, weights and cache decide",
+    "omit it, or build the engine with use_paged_context_fmha, which depends on its options, weights and cache",
     severity="warning",
 )
 def kv_cache_reuse(case: Case) -> str | None:
@@ -850,29 +851,27 @@ def device_ids(case: Case) -> str | None:
     for name in ("gpu_device_ids", "participant_ids"):
         ids = case.repository(name)
         if isinstance(ids, list | tuple) and len(set(ids)) != ranks:
-            return f"settings.repository.{name} does not name {ranks} different ones"
+            return f"settings.repository.{name} does not list {ranks} different ids"
     return None
 
 
 @rule(
     "TLM510",
-    "an `override` with `where: { toolchain: tensorrt_llm }` gives them to engines alone",
+    "an `override` with `where: { toolchain: tensorrt_llm }` restricts them to engines",
     toolchains=(PYTORCH,),
 )
 def engine_settings(case: Case) -> str | None:
     """Options for engines in a cell without an engine. Source: the PyTorch runtime loads weights as they are."""
     if case.build:
-        return f"settings.build.{next(iter(case.build))}: the PyTorch backend builds no engine"
+        return f"settings.build.{next(iter(case.build))}: the PyTorch backend does not build engines"
     if case.cell.settings["quantize"].get("options"):
-        return (
-            "settings.quantize.options are for the scripts that make engines' checkpoints; here Model Optimizer does it"
-        )
+        return "settings.quantize.options are for the scripts that create engines' checkpoints; here Model Optimizer quantizes"
     return None
 
 
 @rule(
     "TLM511",
-    "take a model with images on the toolchain tensorrt_llm_pytorch, and settings.serve.frontend: trtllm_serve",
+    "use a model with images on the toolchain tensorrt_llm_pytorch, and settings.serve.frontend: trtllm_serve",
     toolchains=_BOTH,
 )
 def image_prompts(case: Case) -> str | None:
@@ -887,15 +886,15 @@ def image_prompts(case: Case) -> str | None:
     if vision.sees(case.cell):
         return None  # TLM512 checks them
     if case.cell.toolchain == ENGINES:
-        return f"{images}: no visual engine of family {case.family} is built here"
+        return f"{images}: no visual engine is built for family {case.family}"
     if case.in_triton:
-        return f"{images}: Triton's model of the LLM API takes text alone; trtllm-serve takes images"
+        return f"{images}: Triton's LLM API model only accepts text; trtllm-serve accepts images"
     if not case.cell.recipe.get("images"):
-        return f"{images}: the recipe of {case.cell.model} does not say that it takes images"
+        return f"{images}: the recipe of {case.cell.model} does not state that it accepts images"
     return None
 
 
-@rule("TLM512", "docs/models.md has what engines of models with images take")
+@rule("TLM512", "docs/models.md lists the requirements of engines for models with images")
 def visual_engine(case: Case) -> str | None:
     """A model with images on engines, if the release's templates do not support them, or not with these settings.
     Source: `preprocessing` and `multimodal_encoders` of the templates; issues 2714 and 7247 (trtllm-serve), 8207 of
@@ -906,10 +905,10 @@ def visual_engine(case: Case) -> str | None:
         return None
     frontend = cell.settings["serve"]["frontend"]
     if frontend != FRONTEND_TRITON:
-        served = "trtllm-serve has no place for a visual engine" if not case.in_triton else "it passes on text alone"
+        served = "trtllm-serve does not support a visual engine" if not case.in_triton else "it only forwards text"
         return f"settings.serve.frontend {frontend}: {served}"
     if not at_least(case.release, encoder.since):
-        return f"family {family}: Triton's templates take its images since {encoder.since}, this is {case.release}"
+        return f"family {family}: Triton's templates support its images from {encoder.since} on, this is {case.release}"
     if cell.precision not in vision.PRECISIONS or case.kv is not None:
         what = f"with a cache of {case.kv}" if cell.precision in vision.PRECISIONS else cell.precision
         return (
@@ -921,11 +920,11 @@ def visual_engine(case: Case) -> str | None:
             f"{cell.model} has {case.shape.vocab_size}"
         )
     if cell.pp > 1:
-        return f"pp{cell.pp}: with a visual engine only tensor parallelism is known to work"
+        return f"pp{cell.pp}: with a visual engine, only tensor parallelism is known to work"
     if companions.adapters(cell):
-        return "settings.lora.adapter: how engines take an adapter and images in one request is not known here"
+        return "settings.lora.adapter: it is unknown how engines accept an adapter and images in one request"
     if companions.speculation(cell) is not None:
-        return "settings.speculative: how engines draft tokens for a prompt with an image is not known here"
+        return "settings.speculative: it is unknown how engines draft tokens for a prompt with an image"
     if case.repository("enable_kv_cache_reuse"):
         return "settings.repository.enable_kv_cache_reuse: all images have the same token ids in prompts, and would be mixed up"
     return _wrong_image(case, encoder)
@@ -939,13 +938,13 @@ def _wrong_image(case: Case, family_images: vision.Vision) -> str | None:
         "settings.perf.images: " if images else "",
     )
     if parse.count > 1:
-        return f"{name}{parse.count} images: Triton's templates take one with a prompt of {case.family}"
+        return f"{name}{parse.count} images: Triton's templates accept one per prompt for {case.family}"
     if (case.repository("max_num_images") or 1) > 1:
-        return f"settings.repository.max_num_images: Triton's templates take one with a prompt of {case.family}"
+        return f"settings.repository.max_num_images: Triton's templates accept one per prompt for {case.family}"
     return _large_image(case, parse, name, vision.image_tokens)
 
 
-@rule("TLM513", "take smaller images, fewer, or longer lengths", toolchains=(PYTORCH,))
+@rule("TLM513", "use smaller or fewer images, or longer lengths", toolchains=(PYTORCH,))
 def image_tokens(case: Case) -> str | None:
     """Images of `settings.perf.images` that leave no tokens for the prompt, for families whose token counts are known:
     qwen2_vl, qwen2_5_vl and gemma3. Source: the models' processors.
@@ -985,7 +984,7 @@ def onboarding(case: Case) -> str | None:
 # ---------------------------------------------------------------------------------------------------- TLM6: sizes
 
 
-@rule("TLM601", "take another tp and pp", toolchains=_BOTH)
+@rule("TLM601", "use another tp and pp", toolchains=_BOTH)
 def layout(case: Case) -> str | None:
     """More ranks than GPUs, heads that tp does not divide, or, for engines, layers that pp does not divide. Source: the
     models' own assertions; `Mapping.pp_layers`, by which the PyTorch backend gives the first stages one layer more.
@@ -1024,12 +1023,10 @@ def gemma2_lengths(case: Case) -> str | None:
     tokens = case.cell.isl + case.cell.osl
     if case.family != "gemma2" or tokens <= _GEMMA2_TOKENS:
         return None
-    return (
-        f"lengths {case.cell.isl},{case.cell.osl} are {tokens} tokens; engines of Gemma 2 have at most {_GEMMA2_TOKENS}"
-    )
+    return f"lengths {case.cell.isl},{case.cell.osl} are {tokens} tokens; engines of Gemma 2 support at most {_GEMMA2_TOKENS}"
 
 
-@rule("TLM604", "more of tp or pp, or a smaller precision, makes it less", toolchains=_BOTH)
+@rule("TLM604", "a larger tp or pp, or a smaller precision, reduces it", toolchains=_BOTH)
 def memory(case: Case) -> str | None:
     """Weights, and the KV cache of one request, that do not fit on a GPU; for an engine in Triton built with
     `weight_streaming`, the share of the weights in `gpu_weights_percent`. Source: memory reference: parameters, layers,
@@ -1058,7 +1055,7 @@ def memory(case: Case) -> str | None:
 
 @rule(
     "TLM605",
-    "take a layout without ep, or what convert_checkpoint.py makes: bf16, fp16, int8_wo, int4_wo, with the model's own cache",
+    "use a parallelism without ep, or a precision that convert_checkpoint.py creates: bf16, fp16, int8_wo, int4_wo, with the model's own cache",
 )
 def experts(case: Case) -> str | None:
     """Expert parallelism with a checkpoint from quantize.py or Model Optimizer. Source: their options, none of which
@@ -1067,7 +1064,7 @@ def experts(case: Case) -> str | None:
     by = "Model Optimizer" if _without_scripts(case) else "quantize.py" if case.route == "quantize" else None
     if case.cell.ep == 1 or by is None:
         return None
-    return f"ep{case.cell.ep}: {by}, which makes {case.cell.precision} here, splits each expert over all GPUs of tp"
+    return f"ep{case.cell.ep}: {by}, which creates {case.cell.precision} here, splits each expert over all GPUs of tp"
 
 
 @rule("TLM606", toolchains=_BOTH)
@@ -1110,7 +1107,7 @@ def _split_widths(case: Case) -> tiles.Widths:
     return widths
 
 
-@rule("TLM607", "the engine takes prompts and answers of the axis lengths")
+@rule("TLM607", "the engine supports prompts and outputs of the axis lengths")
 def check_lengths(case: Case) -> str | None:
     """`settings.check.max_tokens` that leaves no space for a prompt in the cell's engine. Source: `_check_inputs` of
     model_runner_cpp.py, by which run.py refuses it.
@@ -1119,7 +1116,7 @@ def check_lengths(case: Case) -> str | None:
     longest = cell.isl + cell.osl + (case.drafting.added if case.drafting else 0)
     if not isinstance(setting, int) or setting < longest:
         return None
-    return f"settings.check.max_tokens {setting}: engines for {cell.isl},{cell.osl} take {longest} tokens, prompt and answer together"
+    return f"settings.check.max_tokens {setting}: engines for {cell.isl},{cell.osl} support {longest} tokens of prompt and output together"
 
 
 @rule("TLM608", "the toolchain tensorrt_llm_pytorch has as many groups as GPUs, such as tp8dp8", toolchains=_BOTH)
@@ -1175,7 +1172,7 @@ def draft_model(case: Case) -> str | None:
     method, heads = str(speculation["method"]), companions.known_heads(case.cell)
     known = f"; known for {case.cell.model}: {', '.join(heads[method])}" if method in heads else ""
     if speculation["model"] is None:
-        return f"settings.speculative.method {method} takes a draft model, and settings.speculative.model names none{known}"
+        return f"settings.speculative.method {method} needs a draft model, but settings.speculative.model is not set{known}"
     name = str(speculation["model"]).partition("@")[0].lower()
     taken = next((of for of, names in heads.items() if name in map(str.lower, names)), method)
     if taken == method:
@@ -1183,7 +1180,7 @@ def draft_model(case: Case) -> str | None:
     return f"settings.speculative.model {speculation['model']} is a head of the method {taken}, this is {method}{known}"
 
 
-@rule("TLM703", "name it in one of the two", toolchains=_BOTH)
+@rule("TLM703", "set it in only one of the two", toolchains=_BOTH)
 def speculation_twice(case: Case) -> str | None:
     """Speculative decoding both in `settings.speculative` and in `settings.repository.llm_args`, `settings.build`,
     `settings.quantize.options` or `settings.repository`. Source: each has one place, such as the LLM API's argument
@@ -1193,24 +1190,24 @@ def speculation_twice(case: Case) -> str | None:
         return None
     given = case.repository("llm_args")
     if isinstance(given, dict) and "speculative_config" in given:
-        return "settings.repository.llm_args.speculative_config is what settings.speculative says"
+        return "settings.repository.llm_args.speculative_config is already set by settings.speculative"
     if case.cell.toolchain != ENGINES:
         return None
     for name in ("speculative_decoding_mode", "max_draft_len"):
         if case.option(name) is not None:
-            return f"settings.build.{name} is what settings.speculative says"
+            return f"settings.build.{name} is already set by settings.speculative"
     for name in ("decoding_mode", "tensorrt_llm_draft_model_name"):
         if case.repository(name) is not None:
-            return f"settings.repository.{name} is what settings.speculative says"
+            return f"settings.repository.{name} is already set by settings.speculative"
     extra = case.cell.settings["quantize"].get("options")
     mine = {"medusa_model_dir", "num_medusa_heads", "num_medusa_layers", "max_draft_len"} if case.heads else set()
     twice = sorted({str(name).lstrip("-") for name in extra} & mine) if isinstance(extra, dict) else []
-    return f"settings.quantize.options.{twice[0]} is what settings.speculative says" if twice else None
+    return f"settings.quantize.options.{twice[0]} is already set by settings.speculative" if twice else None
 
 
 @rule(
     "TLM704",
-    f"the toolchain {PYTORCH} with settings.serve.frontend: trtllm_serve has them from {FIRST_PYTORCH} on",
+    f"the toolchain {PYTORCH} with settings.serve.frontend: trtllm_serve supports them from {FIRST_PYTORCH} on",
     toolchains=_BOTH,
 )
 def lora(case: Case) -> str | None:
@@ -1227,18 +1224,20 @@ def lora(case: Case) -> str | None:
             return None
         return (
             f"settings.lora.adapter: Triton's LLM API model of TensorRT-LLM {release} has no input for it; it is known to have "
-            f"one since {_LORA_IN_LLMAPI}"
+            f"one from {_LORA_IN_LLMAPI} on"
         )
     if not at_least(release, _LORA_IN_ENGINES):
-        return f"settings.lora.adapter: engines take adapters as requests have them since {_LORA_IN_ENGINES}, this is {release}"
+        return (
+            f"settings.lora.adapter: engines accept adapters in requests from {_LORA_IN_ENGINES} on, this is {release}"
+        )
     if frontend == FRONTEND_TRITON_OPENAI:
-        return f"settings.lora.adapter: requests to {frontend} cannot bring an adapter to an engine"
+        return f"settings.lora.adapter: requests to {frontend} cannot send an adapter to an engine"
     if not case.in_triton and not at_least(release, _LORA_IN_SERVE):
-        return f"settings.lora.adapter: trtllm-serve takes lora_request since {_LORA_IN_SERVE}, this is {release}"
+        return f"settings.lora.adapter: trtllm-serve accepts lora_request from {_LORA_IN_SERVE} on, this is {release}"
     return None
 
 
-@rule("TLM705", "name it in one of the two", toolchains=(PYTORCH,))
+@rule("TLM705", "set it in only one of the two", toolchains=(PYTORCH,))
 def lora_twice(case: Case) -> str | None:
     """An adapter both in `settings.lora` and in `settings.repository.llm_args`. Source: one argument of the LLM API,
     `lora_config`, has it.
@@ -1246,10 +1245,10 @@ def lora_twice(case: Case) -> str | None:
     given = case.repository("llm_args")
     if not companions.adapters(case.cell) or not isinstance(given, dict) or "lora_config" not in given:
         return None
-    return "settings.repository.llm_args.lora_config is what settings.lora says"
+    return "settings.repository.llm_args.lora_config is already set by settings.lora"
 
 
-@rule("TLM706", "take another method, or a model with such layers, as DeepSeek V3 has", toolchains=(PYTORCH,))
+@rule("TLM706", "use another method, or a model with such layers, such as DeepSeek V3", toolchains=(PYTORCH,))
 def speculation_family(case: Case) -> str | None:
     """`mtp` with a model whose family has no draft layers of its own. Source: the model types in `MTPForCausalLM` of
     modeling_speculative.py, around 1.0 to 1.3, which do not include it.
@@ -1257,10 +1256,10 @@ def speculation_family(case: Case) -> str | None:
     speculation = companions.speculation(case.cell)
     if speculation is None or speculation["method"] != "mtp" or case.family not in WITHOUT_OWN_LAYERS:
         return None
-    return f"settings.speculative.method mtp: models of the family {case.family} have no layers of their own that draft"
+    return f"settings.speculative.method mtp: models of the family {case.family} have no draft layers of their own"
 
 
-@rule("TLM707", "take another method, or a newer release", toolchains=(PYTORCH,), before=llmapi.NEW_DRAFTERS)
+@rule("TLM707", "use another method, or a newer release", toolchains=(PYTORCH,), before=llmapi.NEW_DRAFTERS)
 def speculation_later(case: Case) -> str | None:
     """`sa`, `pard` and `dflash` before 1.3.0rc20. Source: that release's page of the LLM API's classes; pull requests
     11434, 11438 and 12794, whose first releases were not read.
@@ -1269,7 +1268,7 @@ def speculation_later(case: Case) -> str | None:
     if speculation is None or speculation["method"] not in {"sa", "pard", "dflash"}:
         return None
     method = f"settings.speculative.method {speculation['method']}"
-    return f"{method}: it is known to be there from TensorRT-LLM {llmapi.NEW_DRAFTERS} on, this is {case.release}"
+    return f"{method}: it is known to exist from TensorRT-LLM {llmapi.NEW_DRAFTERS} on, this is {case.release}"
 
 
 @rule(
@@ -1284,11 +1283,11 @@ def speculation_settings(case: Case) -> str | None:
         return None
     for name, methods in companions.READ_BY.items():
         if speculation.get(name) is not None and speculation["method"] not in methods:
-            return f"settings.speculative.{name}: {speculation['method']} has no use for it, {' and '.join(sorted(methods))} may"
+            return f"settings.speculative.{name}: {speculation['method']} does not use it; it is for {' and '.join(sorted(methods))}"
     return None
 
 
-@rule("TLM712", "take a newer release, another method, or, from 1.0, the toolchain tensorrt_llm_pytorch")
+@rule("TLM712", "use a newer release, another method, or, from 1.0, the toolchain tensorrt_llm_pytorch")
 def speculation_release(case: Case) -> str | None:
     """A method for which the release cannot build engines, or whose use in its server was not read. Source: the choices
     of `--speculative_decoding_mode`; Triton's tutorial, which has EAGLE from images 25.01 (0.17) on; README of
@@ -1306,7 +1305,7 @@ def speculation_release(case: Case) -> str | None:
     return None
 
 
-@rule("TLM713", "take one of those, or another method")
+@rule("TLM713", "use one of these, or another method")
 def speculation_model(case: Case) -> str | None:
     """Medusa or EAGLE heads for a model other than Llama, a precision or a LoRA adapter with which a method is not
     documented, or heads without the release's example scripts. Source: the converters of examples/medusa and
@@ -1317,24 +1316,24 @@ def speculation_model(case: Case) -> str | None:
         return None
     method = f"settings.speculative.method {draft.method}"
     if case.heads and case.family != "llama":
-        return f"{method}: heads are converted with Llama models, this is {case.family}"
+        return f"{method}: heads are converted only with Llama models, this is {case.family}"
     known = _SPECULATION_PRECISIONS[draft.method]
     if case.cell.precision not in known:
         return f"{method}: it is documented with {', '.join(known)}, this is {case.shown}"
     if case.heads == "eagle" and case.kv is not None:
-        return f"{method}: its converter quantizes no cache, settings.quantize.kv_cache_precision is {case.kv}"
+        return f"{method}: its converter does not quantize the cache, but settings.quantize.kv_cache_precision is {case.kv}"
     if companions.adapters(case.cell):
         return f"{method}: it is not documented with a LoRA adapter (settings.lora.adapter)"
     scripts = case.installed.examples is not None and commands.has_calibration_option(case.release)
     if case.heads and (case.installed.examples is None or (case.route == "quantize" and not scripts)):
-        return f"{method}: its checkpoint is made by example scripts of TensorRT-LLM, which are not there"
+        return f"{method}: its checkpoint needs example scripts of TensorRT-LLM, which are missing"
     quantizes = program_options.exists("quantize.py", case.release, "--medusa_model_dir")
     if case.heads and case.route == "quantize" and not quantizes:
-        return f"{method}: quantize.py of TensorRT-LLM {case.release} takes no heads"
+        return f"{method}: quantize.py of TensorRT-LLM {case.release} does not support heads"
     return None
 
 
-@rule("TLM714", "take a layout of tensor parallelism alone, of one GPU with a draft model, on SM 80 or newer")
+@rule("TLM714", "use tensor parallelism only (one GPU with a draft model), on SM 80 or newer")
 def speculation_layout(case: Case) -> str | None:
     """Speculative decoding with engines on a GPU before SM 80 or with pipeline stages; with a draft model on several
     GPUs, where two engines need the orchestrator mode of Triton's backend, which is not planned. Source: support
@@ -1347,7 +1346,7 @@ def speculation_layout(case: Case) -> str | None:
     if case.sm is not None and case.sm < _SPECULATION_SM:
         return f"{method} needs SM {_SPECULATION_SM} or newer, this is SM {case.sm}"
     if cell.pp > 1:
-        return f"{method} has no pipeline stages, this is pp{cell.pp}"
+        return f"{method} does not support pipeline stages, this is pp{cell.pp}"
     if draft.method == "draft" and cell.tp > 1:
         return f"{method}: two engines are planned on one GPU, this is tp{cell.tp}"
     return None
@@ -1366,24 +1365,22 @@ def speculation_server(case: Case) -> str | None:
     method = f"settings.speculative.method {draft.method}"
     beams = max(_whole(case.option("max_beam_width", 1)) or 1, _whole(case.repository("max_beam_width")) or 1)
     if beams > 1:
-        return f"{method} takes one beam, max_beam_width is {beams}"
+        return f"{method} supports one beam, max_beam_width is {beams}"
     if commands.unpaged(case.build):
-        return f"{method} takes a paged KV cache, which settings.build turns off"
+        return f"{method} needs a paged KV cache, which settings.build turns off"
     strategy = case.repository("batching_strategy")
     if case.in_triton and strategy not in {None, "inflight_fused_batching"}:
-        return f"{method} takes settings.repository.batching_strategy inflight_fused_batching, this is {strategy}"
+        return f"{method} needs settings.repository.batching_strategy inflight_fused_batching, this is {strategy}"
     if not case.in_triton and draft.method in {"draft", "eagle"}:
-        return (
-            f"{method}: trtllm-serve has it for PyTorch alone; settings.serve.frontend: triton serves it with engines"
-        )
+        return f"{method}: trtllm-serve only supports it with PyTorch; settings.serve.frontend: triton serves it with engines"
     if not case.in_triton and not at_least(case.release, _SPECULATION_SERVED):
-        return f"{method}: trtllm-serve is known to take it from {_SPECULATION_SERVED} on, this is {case.release}"
+        return f"{method}: trtllm-serve is known to support it from {_SPECULATION_SERVED} on, this is {case.release}"
     if draft.method != "draft":
         return None
     if case.cell.settings["serve"]["frontend"] != "triton":
-        return f"{method}: requests name how many tokens to draft, which Triton's OpenAI front end cannot; take triton"
+        return f"{method}: requests name how many tokens to draft, which Triton's OpenAI front end does not support; use triton"
     if case.repository("decoupled"):
-        return f"{method}: tensorrt_llm_bls streams no answers with it; settings.repository.decoupled: false"
+        return f"{method}: tensorrt_llm_bls does not stream answers with it; set settings.repository.decoupled: false"
     if not case.repository("enable_kv_cache_reuse"):
         return (
             f"{method}: both engines see the answer so far again with every step, and refuse to load without "
@@ -1401,9 +1398,9 @@ def speculation_sizes(case: Case) -> str | None:
     if draft is None:
         return None
     if draft.method == "eagle" and draft.length > _EAGLE_TOKENS:
-        return f"settings.speculative.max_draft_len {draft.length}: eagle drafts {_EAGLE_TOKENS} tokens at most"
+        return f"settings.speculative.max_draft_len {draft.length}: eagle drafts at most {_EAGLE_TOKENS} tokens"
     if draft.method == "eagle" and case.cell.max_batch_size > _EAGLE_BATCH:
-        return f"max_batch_size {case.cell.max_batch_size}: eagle takes {_EAGLE_BATCH} requests at most"
+        return f"max_batch_size {case.cell.max_batch_size}: eagle supports at most {_EAGLE_BATCH} requests"
     if draft.method == "lookahead" and draft.length < 1:
         sizes = ", ".join(str(case.repository(name)) for name in LOOKAHEAD)
         return f"settings.repository.lookahead_*: sizes of {sizes} draft nothing; the smallest that do are 2, 2, 1"
@@ -1420,13 +1417,13 @@ def speculation_build(case: Case) -> str | None:
         return None
     least, setting = least_tokens(case.cell), _whole(case.cell.settings["build"]["max_num_tokens"])
     if setting is not None and setting < least:
-        return f"settings.build.max_num_tokens {setting}: {draft.method} takes {least} in a pass here"
+        return f"settings.build.max_num_tokens {setting}: {draft.method} needs {least} per pass here"
     if draft.method == "eagle" and case.switch("use_paged_context_fmha") is False:
         return "settings.build.use_paged_context_fmha disable: trtllm-build turns it on for eagle"
     return None
 
 
-@rule("TLM721", "leave it out: it is the data type of the model")
+@rule("TLM721", "omit it: the default is the model's data type")
 def lora_plugin(case: Case) -> str | None:
     """`lora_plugin` with another data type than the model's, or off, with an adapter. Source: layers of FP8 assert it;
     with others, the adapter silently has no effect (issue 791 of tensorrtllm_backend).
@@ -1434,30 +1431,32 @@ def lora_plugin(case: Case) -> str | None:
     given, dtype = case.option("lora_plugin"), commands.data_type(case.precision, case.family)
     if not companions.adapters(case.cell) or given in (None, "auto", dtype):
         return None
-    return f"settings.build.lora_plugin {given}: with settings.lora.adapter it has to be {dtype}, as the model"
+    return f"settings.build.lora_plugin {given}: with settings.lora.adapter it must be {dtype}, like the model"
 
 
-@rule("TLM722", "fp16, bf16, fp8, int8_wo, int4_wo and int4_awq work")
+@rule("TLM722", "use fp16, bf16, fp8, int8_wo, int4_wo or int4_awq")
 def lora_on_smoothquant(case: Case) -> str | None:
     """An adapter on layers of SmoothQuant. Source: `SmoothQuantGatedMLP` of quantization/layer.py, which asserts that
     there is none.
     """
     if not companions.adapters(case.cell) or case.precision != "int8_sq":
         return None
-    return f"settings.lora.adapter: layers of {case.shown} take no LoRA adapters"
+    return f"settings.lora.adapter: layers of {case.shown} do not support LoRA adapters"
 
 
-@rule("TLM723", "leave it out, or install a newer release", before="0.13")
+@rule("TLM723", "omit it, or install a newer release", before="0.13")
 def lora_with_reuse(case: Case) -> str | None:
     """`enable_kv_cache_reuse` with an adapter before 0.13: blocks of another adapter would be reused. Source: release
     notes of 0.13.
     """
     if not companions.adapters(case.cell) or case.repository("enable_kv_cache_reuse") is not True:
         return None
-    return f"settings.repository.enable_kv_cache_reuse: with LoRA adapters since 0.13, this is {case.release}"
+    return (
+        f"settings.repository.enable_kv_cache_reuse: supported with LoRA adapters from 0.13 on, this is {case.release}"
+    )
 
 
-@rule("TLM724", "leave it out: bfloat16 works with the backend tensorrtllm")
+@rule("TLM724", "omit it: bfloat16 works with the backend tensorrtllm")
 def lora_in_python(case: Case) -> str | None:
     """An adapter with `triton_backend: python`, whose code converts it to float16. Source: issue 671 of
     tensorrtllm_backend; that of releases before 0.16 was not read.
@@ -1467,10 +1466,10 @@ def lora_in_python(case: Case) -> str | None:
     dtype = commands.data_type(case.precision, case.family)
     if dtype == "float16" and at_least(case.release, "0.16"):
         return None
-    return f"settings.repository.triton_backend python: of TensorRT-LLM {case.release} it takes no adapter in {dtype}"
+    return f"settings.repository.triton_backend python: in TensorRT-LLM {case.release}, it does not support adapters in {dtype}"
 
 
-@rule("TLM725", "leave it out: adapters are in Hugging Face's form, and come with requests")
+@rule("TLM725", "omit it: adapters are in Hugging Face's format, and are sent with requests")
 def lora_files(case: Case) -> str | None:
     """`lora_dir`, or a `lora_ckpt_source` other than hf, together with an adapter. Source: `LoraConfig` of
     lora_manager.py: the engine would contain other adapters than the fetched one.
@@ -1479,11 +1478,11 @@ def lora_files(case: Case) -> str | None:
         return None
     for name, allowed in (("lora_dir", None), ("lora_ckpt_source", "hf")):
         if case.option(name) not in (None, allowed):
-            return f"settings.build.{name} says where adapters are, and so does settings.lora.adapter"
+            return f"settings.build.{name} specifies where adapters are, and so does settings.lora.adapter"
     return None
 
 
-@rule("TLM726", "name one of settings.lora.adapter, or none", toolchains=_BOTH)
+@rule("TLM726", "use a name from settings.lora.adapter, or none", toolchains=_BOTH)
 def lora_names(case: Case) -> str | None:
     """`lora` of smoke, perf or accuracy that is not an adapter of the cell; accuracy with several adapters, if neither
     it nor perf selects one. Source: the matrix.
@@ -1492,14 +1491,14 @@ def lora_names(case: Case) -> str | None:
     for section in ("smoke", "perf", "accuracy"):
         setting = case.cell.settings[section]["lora"]
         if setting not in (None, NO_ADAPTER, *names):
-            return f"settings.{section}.lora {setting}: there is no such adapter, only {', '.join(names) or 'none'}"
+            return f"settings.{section}.lora {setting}: unknown adapter; known: {', '.join(names) or 'none'}"
     accuracy, perf = (case.cell.settings[section] for section in ("accuracy", "perf"))
     if len(names) > 1 and accuracy["lora"] is perf["lora"] is None and accuracy["answers"] == "own":
-        return f"settings.accuracy.lora says which of the adapters {', '.join(names)} is scored"
+        return f"settings.accuracy.lora must select one of the adapters {', '.join(names)}"
     return None
 
 
-@rule("TLM731", "settings.serve.frontend: trtllm_serve has both", toolchains=_BOTH)
+@rule("TLM731", "settings.serve.frontend: trtllm_serve supports both", toolchains=_BOTH)
 def exact_lengths(case: Case) -> str | None:
     """`settings.perf.ignore_eos: true`, if requests cannot set an exact output length. Source: inputs of the Triton model
     `llmapi`, which have neither `min_tokens` nor `ignore_eos`; the OpenAI front end of Triton's images ignores both.
@@ -1538,7 +1537,7 @@ def _without_pages(case: Case, setting: str) -> str | None:
         if case.switch(name) is off:
             why = f"by settings.build.{name}"
             break
-    return f"settings.repository.{setting}: engines have it with use_paged_context_fmha, which is off {why}"
+    return f"settings.repository.{setting}: it needs use_paged_context_fmha, which is off {why}"
 
 
 def _above(case: Case, name: str, built: int | None) -> str | None:

@@ -191,7 +191,7 @@ def fill_text(text: str, values: Mapping[str, str], *, path: Path, release: str)
             )
         if not _BARE.fullmatch(entry):
             raise StageError(
-                f"{path}:{place.line}: ${{{place.name}}} stands for a number or a word, {entry!r} is neither",
+                f"{path}:{place.line}: ${{{place.name}}} must be a number or a word, not {entry!r}",
                 failure=FailureClass.USER,
             )
         return entry
@@ -202,7 +202,7 @@ def fill_text(text: str, values: Mapping[str, str], *, path: Path, release: str)
         raise StageError(
             f"{error.message}, after filling",
             failure=FailureClass.USER,
-            hint="a value of the wrong kind was filled in, or the template is not one of TensorRT-LLM",
+            hint="a value has the wrong type, or the template is not TensorRT-LLM's",
         ) from error
     unset = {place.name for place in model_config.placeholders(text) if place.name not in values}
     for key in list(config.parameters):

@@ -133,7 +133,7 @@ def test_cells_are_judged_by_the_assumed_machine(matrix: Path) -> None:
     assert {cell.toolchain for cell in plan.cells} == {"tensorrt_llm"}
     (fits, too_wide) = plan.cells
     assert fits.reason is None
-    assert too_wide.reason == "tp4pp1 needs 4 GPUs, this machine has 2; take another tp and pp"
+    assert too_wide.reason == "tp4pp1 needs 4 GPUs, this machine has 2; use another tp and pp"
     assert forecast(plan, None).total_s > 0
 
 

@@ -207,7 +207,7 @@ def test_a_server_may_keep_fewer_bits_than_the_files_have(tmp_path: Path) -> Non
     assert bytes_per_token(folder) == (60, ""), "servers load 32 bits as 16"
     found, reason = bytes_per_token(folder, 0)
     assert found is None
-    assert "how many bits" in reason
+    assert "bits per weight" in reason
 
 
 def test_a_hugging_face_folder_that_is_damaged_is_not_known(tmp_path: Path) -> None:

@@ -97,10 +97,10 @@ def test_what_was_never_made_for_it_is_not_even_imported(
 
 def test_a_module_that_python_has_already_is_told(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("def dumps(answer, row): return 1\n")
-    with pytest.raises(StageError, match=r"Python has a module json already, from .*json/__init__\.py"):
+    with pytest.raises(StageError, match=r"Python already has a module json, from .*json/__init__\.py"):
         functions.load("json:dumps", tmp_path / "json.py")
     (tmp_path / "builtins.py").write_text("def eval(answer, row): return 1\n")
-    with pytest.raises(StageError, match="Python has a module builtins already, from Python itself"):
+    with pytest.raises(StageError, match="Python already has a module builtins, from Python itself"):
         functions.load("builtins:eval", tmp_path / "builtins.py")
 
 

@@ -160,6 +160,6 @@ def test_a_plan_names_what_tasks_lack(tmp_path: Path, lm_eval: Path, monkeypatch
 
     assert reason() is None
     lm_eval.rename(lm_eval.with_name("lm_eval-0.3.0.dist-info"))
-    assert "lm_eval 0.3.0 is installed, and 0.4.9 or a later 0.4 is needed" in str(reason())
+    assert "lm_eval 0.3.0 is installed, but 0.4.9 or a later 0.4 is needed" in str(reason())
     monkeypatch.setenv("LM_EVAL_PYTHON", "/nowhere/bin/python")
     assert "has no lm_eval: pip install 'trtllm-pipeline[lm-eval]'" in str(reason())

@@ -95,7 +95,7 @@ def test_recipes(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert serving["llava-onevision-qwen2-7b"] == every[:1]
     assert [name for name, toolchains in serving.items() if not toolchains] == ["internvl3-8b", "llava-1.5-7b"]
     shown = run(capsys, "models", "list")[1]
-    assert shown.count("(not by TensorRT-LLM or the embedded toolchain; a plan says why)") == 2
+    assert shown.count("(not by TensorRT-LLM or the embedded toolchain; a plan gives the reason)") == 2
     assert re.search(r"^small-2 +a small model$", shown, re.MULTILINE)
     assert run_json(capsys, "models", "show", "small")["num_hidden_layers"] == 6
     assert "note: >-" in run(capsys, "models", "show", "smollm2-135m-instruct")[1]
@@ -135,7 +135,7 @@ def test_an_unknown_release_is_a_warning(
         ("1.3.0rc16", "not on PyPI; nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc16 has it, or build it from source"),
         ("1.3.0rc20", "not on PyPI; nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc20 has it, or build it from source"),
         ("1.3.0rc22.post1", None),
-        ("1.3.0", "was never published: 1.3 has candidates alone, up to 1.3.0rc29"),
+        ("1.3.0", "was never published: 1.3 has only release candidates, up to 1.3.0rc29"),
         ("1.4.0rc1", None),
     ],
 )

@@ -90,7 +90,7 @@ def test_a_method_without_a_model_of_its_own_has_none(model: Path) -> None:
     ngram = asked(model, method="ngram")
     assert pinned(ngram).companions == {}
     assert infeasible(asked(model, method="ngram", model="./not-there")) == (
-        "settings.speculative.model: ngram has no use for it, dflash and draft and eagle and eagle3 and medusa and pard may; "
+        "settings.speculative.model: ngram does not use it; it is for dflash and draft and eagle and eagle3 and medusa and pard; "
         "remove it, or give it to the methods that read it by an `override` with `where: { settings.speculative.method: ... }`"
     )
     plain, drafting = plan(pinned(asked(model))), plan(pinned(ngram))

@@ -93,7 +93,7 @@ def phi3(source: dict[str, str], trusted: dict[str, str], **recipe: Any) -> Cell
         ),
         ({}, "0.11.0", None),
         ({}, "0.10.0,transformers==4.41.0", None),
-        ({}, "0.10.0,transformers=4.40.2", "transformers has it since 4.41.0, here is 4.40.2"),
+        ({}, "0.10.0,transformers=4.40.2", "transformers supports it from 4.41.0 on, this is 4.40.2"),
     ],
 )
 def test_code_that_a_recipe_lists_needs_no_hub(trusted: dict[str, str], release: str, said: str | None) -> None:

@@ -137,7 +137,7 @@ def test_names_that_are_the_same_everywhere() -> None:
         ("--input-data empty.jsonl", "no prompt in this file"),
         ("--event-file empty.jsonl", "already exists"),
         ("-u localhost/v2", "/v2: a Triton server has no path"),
-        ("-u https://localhost:1", "grpc over https is not there"),
+        ("-u https://localhost:1", "grpc over https is not supported"),
         ("-m quickstart", "no such option: -m\n  try: --model NAME"),
         ("--concurency 4", "no such option: --concurency"),
     ],

@@ -228,7 +228,7 @@ def unbuilt(matrix: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("--frontend", "foo"), '--frontend "foo" is not allowed'),
         (("--ready-timeout-s", "nan"), "--ready-timeout-s: 'nan' is not a duration such as 300ms, 5s, 2m or 1h"),
         (("--restarts", "-1"), "--restarts should be greater than or equal to 0, not -1"),
-        (("--threads", "2"), "--threads: this toolchain has no such option"),
+        (("--threads", "2"), "--threads: this toolchain does not have this option"),
         (("--repository", "d"), "--repository cannot be combined with --matrix"),
     ],
 )
@@ -364,10 +364,10 @@ def test_a_revision_of_what_has_none_is_refused(inputs: Path, refused: Refused, 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--llm-args", "a=1", "--llm-args", "a.b=2"), "'a.b=2': a.b, or what it is part of, has a value already"),
-        (("--llm-args", "a.b=2", "--llm-args", "a=1"), "'a=1': a, or what it is part of, has a value already"),
-        (("--llm-args", "x=2024-01-01"), "'x=2024-01-01': 2024-01-01 is no value of JSON"),
-        (("--llm-args", "x=.nan"), "'x=.nan': .nan is no value of JSON"),
+        (("--llm-args", "a=1", "--llm-args", "a.b=2"), "'a.b=2': a.b, or its parent, already has a value"),
+        (("--llm-args", "a.b=2", "--llm-args", "a=1"), "'a=1': a, or its parent, already has a value"),
+        (("--llm-args", "x=2024-01-01"), "'x=2024-01-01': 2024-01-01 is not a JSON value"),
+        (("--llm-args", "x=.nan"), "'x=.nan': .nan is not a JSON value"),
     ],
 )
 def test_pairs_that_say_nothing_sensible_are_refused_in_words(
@@ -385,7 +385,7 @@ def test_pairs_that_say_nothing_sensible_are_refused_in_words(
     ],
 )
 def test_what_only_another_toolchain_has_is_refused(inputs: Path, refused: Refused, words: str, option: str) -> None:
-    assert f"error: {option}: this toolchain has no such option" in refused(
+    assert f"error: {option}: this toolchain does not have this option" in refused(
         "stage", *words.split(), "--toolchain", "embedded", "--output-dir", "o"
     )
 

@@ -22,7 +22,7 @@ def test_a_folder_says_itself_which_toolchain_serves_it(
 
 
 def test_a_limit_of_silence_is_for_servers_that_are_started_again(tmp_path: Path, refused: Refused) -> None:
-    assert "give --restart as well" in refused("serve", "start", str(tmp_path), "--unresponsive-timeout-s", "9")
+    assert "add --restart" in refused("serve", "start", str(tmp_path), "--unresponsive-timeout-s", "9")
 
 
 def test_a_limit_of_silence_is_a_duration_of_a_second_or_more(tmp_path: Path, refused: Refused) -> None:

@@ -52,7 +52,7 @@ def test_a_release_without_engines_takes_the_other_backend() -> None:
     fp16, int8 = found.cells
     assert (fp16.change, fp16.reason) == ("toolchain", f"{trtllm_cells.PYTORCH}, before {trtllm_cells.ENGINES}")
     assert int8.change == "lost"
-    assert int8.reason.startswith("precision int8_wo: the PyTorch backend has")
+    assert int8.reason.startswith("precision int8_wo: the PyTorch backend supports")
     assert {each.stage for each in found.stages if each.only_base} >= {"convert", "build", "check"}
 
 

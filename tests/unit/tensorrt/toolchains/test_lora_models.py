@@ -101,8 +101,8 @@ def test_the_cache_is_as_large_as_asked_for_or_as_adapters_need(
     ("built", "pairs", "words"),
     [
         ({}, {"q_proj": (16, 16)}, "was built without lora_plugin"),
-        ({**BUILT, "max_lora_rank": 2}, {"q_proj": (16, 16)}, "takes adapters up to rank 2, this one has 4"),
-        (BUILT, {"o_proj": (16, 16)}, "takes adapters of attn_q, attn_k, attn_v, this one changes attn_dense"),
+        ({**BUILT, "max_lora_rank": 2}, {"q_proj": (16, 16)}, "accepts adapters up to rank 2, this one has 4"),
+        (BUILT, {"o_proj": (16, 16)}, "accepts adapters of attn_q, attn_k, attn_v, this one changes attn_dense"),
         (BUILT, {"q_proj": (24, 16)}, "takes 24 values, the model's layers have 16"),
     ],
 )

@@ -48,7 +48,7 @@ def of(cell: Cell) -> list[str]:
         (of_server("vllm", "bf16"), ["bf16", "bf16", "bf16", "not quantized"]),
         (
             of_server("openai", "fp8", openai__command="mine --port {port}"),
-            ["fp8, as the matrix says", "not known", "not known", "not known"],
+            ["fp8, as in the matrix", "not known", "not known", "not known"],
         ),
     ],
 )

@@ -46,11 +46,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (
             "convert --model model --family llama --precision fp8",
-            "convert_checkpoint.py of TensorRT-LLM 1.0.0 does not make fp8 for llama",
+            "convert_checkpoint.py of TensorRT-LLM 1.0.0 does not create fp8 for llama",
         ),
         (
             "convert --model model --family llama --precision fp16 --kv-cache-precision fp8",
-            "does not make fp16 with a cache of fp8 for llama",
+            "does not create fp16 with a cache of fp8 for llama",
         ),
         ("convert --model model --family lama --precision fp16", '--family "lama" is not allowed'),
         ("convert --model model --family llama --precision fp17", '--precision "fp17" is not allowed'),

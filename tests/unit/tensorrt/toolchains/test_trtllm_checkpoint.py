@@ -374,7 +374,7 @@ def test_conversations_are_rendered_with_the_model_s_template(rows: Callable[...
     [
         ({"messages": [ASK]}, {}, FailureClass.INFEASIBLE, "has no chat template"),
         ({"text": "x"}, {"chat_template": True}, FailureClass.INFEASIBLE, "has no chat template"),
-        ({"input_ids": [1, 2]}, {}, FailureClass.USER, "rows of token ids cannot be given to quantize.py"),
+        ({"input_ids": [1, 2]}, {}, FailureClass.USER, "quantize.py only reads text, not rows of token ids"),
         ({"wrong": 1}, {}, FailureClass.USER, "expected an object with"),
     ],
 )
@@ -405,7 +405,7 @@ def test_a_path_that_quantize_py_would_take_for_a_data_set_is_refused(
     rows: Callable[..., Path], tmp_path: Path, name: str
 ) -> None:
     data = rows({"text": "x"})
-    with pytest.raises(StageError, match="in it for the data set of that name"):
+    with pytest.raises(StageError, match="in it as the data set of that name"):
         dataset.write(data, tmp_path / "model", Selection(), tmp_path / name / "calibration")
     assert not (tmp_path / name).exists()
 
@@ -424,5 +424,5 @@ def test_the_command_line_of_a_stage_writes_the_set(
     )
     write_job("quantize", None, work)
     assert worker.main(dataset.command(work)[3:]) == 0
-    assert capsys.readouterr().out == "1 rows to calibrate on\n"
+    assert capsys.readouterr().out == "1 calibration rows\n"
     assert len(written(dataset.folder(work))) == 1

@@ -98,27 +98,31 @@ def test_what_works_with_pytorch(precision: str) -> None:
     ("cell", "machine", "expected"),
     [
         (_cell(), _machine("1.3.0", build=None), "TensorRT-LLM 1.3.0 here has no trtllm-build"),
-        (_cell(), _machine("0.7.1"), "engines are built this way since 0.8"),
-        (_cell(), _machine("0.8.0"), "family qwen2: TensorRT-LLM converts it since 0.9, this is 0.8.0"),
-        (_cell(recipe={"family": "gpt2"}), _machine("0.8.0"), "family gpt2: TensorRT-LLM converts it since 0.9"),
-        (_cell(recipe={"family": "qwen3"}), _machine("0.19.0"), "family qwen3: TensorRT-LLM converts it since 0.20"),
-        (_cell(recipe={"family": "mamba"}), _machine(), "family mamba: no script of TensorRT-LLM that we know"),
-        (_cell(recipe={"family": "phi3"}, tp=2), _machine("0.10.0"), "tp2: phi3 is split over GPUs since 0.11"),
+        (_cell(), _machine("0.7.1"), "engines are built this way from 0.8 on"),
+        (_cell(), _machine("0.8.0"), "family qwen2: TensorRT-LLM converts it from 0.9 on, this is 0.8.0"),
+        (_cell(recipe={"family": "gpt2"}), _machine("0.8.0"), "family gpt2: TensorRT-LLM converts it from 0.9 on"),
+        (
+            _cell(recipe={"family": "qwen3"}),
+            _machine("0.19.0"),
+            "family qwen3: TensorRT-LLM converts it from 0.20 on",
+        ),
+        (_cell(recipe={"family": "mamba"}), _machine(), "family mamba: no known script of TensorRT-LLM"),
+        (_cell(recipe={"family": "phi3"}, tp=2), _machine("0.10.0"), "tp2: phi3 can be split over GPUs from 0.11 on"),
         (_cell(recipe={"family": "phi3"}, pp=2), _machine(), "pp2: TensorRT-LLM has no pipeline stages for phi3"),
-        (_cell(recipe={"family": "gpt2"}, pp=2), _machine("0.9.0"), "pp2: gpt2 has pipeline stages since 0.10"),
+        (_cell(recipe={"family": "gpt2"}, pp=2), _machine("0.9.0"), "pp2: gpt2 has pipeline stages from 0.10 on"),
         (_cell(precision="nvfp4"), _machine("0.16.0", sm=100), "precision nvfp4: TensorRT-LLM 0.16.0 makes fp8"),
         (_cell(precision="nvfp4"), _machine("1.0.0"), "precision nvfp4 needs SM 100 or newer, this is SM 90"),
         (_cell(precision="fp8"), _machine(sm=80), "precision fp8 needs SM 89 or newer, this is SM 80"),
         (_cell(precision="w4a8_awq"), _machine(sm=80), "precision w4a8_awq needs SM 89 or newer"),
-        (_cell(precision="w4a8_awq"), _machine("0.9.0", sm=89), "TensorRT-LLM has it for SM 89 since 0.10"),
+        (_cell(precision="w4a8_awq"), _machine("0.9.0", sm=89), "TensorRT-LLM supports it on SM 89 from 0.10 on"),
         (_cell(precision="bf16"), _machine("0.12.0", sm=75), "precision bf16 needs SM 80 or newer"),
         (_cell(kv="fp8"), _machine(sm=80), "kv_cache_precision fp8 needs SM 89 or newer"),
         (_cell(precision="int8_wo"), _machine(sm=100), "precision int8_wo: TensorRT-LLM refuses it on SM 100"),
         (_cell(precision="int8_sq"), _machine(sm=103), "precision int8_sq: TensorRT-LLM refuses it on SM 100"),
         (_cell(kv="int8"), _machine(sm=100), "kv_cache_precision int8: TensorRT-LLM refuses it on SM 100"),
-        (_cell(), _machine("0.16.0", sm=100), "SM 100: TensorRT-LLM builds for it since 0.17, this is 0.16.0"),
-        (_cell(), _machine("0.16.0", sm=70), "SM 70: TensorRT-LLM dropped it before 0.16"),
-        (_cell(kv="bf16"), _machine(), "kv_cache_precision bf16: a cache that is not quantized is float16"),
+        (_cell(), _machine("0.16.0", sm=100), "SM 100: TensorRT-LLM supports it from 0.17 on, this is 0.16.0"),
+        (_cell(), _machine("0.16.0", sm=70), "SM 70: TensorRT-LLM does not support it from 0.16 on"),
+        (_cell(kv="bf16"), _machine(), "kv_cache_precision bf16: an unquantized cache is float16"),
         (_cell(tp=8), _machine(), "tp8: 28 attention heads cannot be split evenly over 8 GPUs"),
         (_cell(LLAMA_70B, pp=3, tp=2), _machine(), "pp3: 80 layers cannot be split evenly into 3 stages"),
         (_cell(tp=7), _machine(), "tp7: 4 KV heads can neither be split over 7 GPUs nor copied to them evenly"),
@@ -134,17 +138,17 @@ def test_what_works_with_pytorch(precision: str) -> None:
         (
             _cell(build={"max_num_tokens": 1024, "use_paged_context_fmha": "disable"}, chunked=True),
             _machine(),
-            "enable_chunked_context: engines have it with use_paged_context_fmha, which is off by settings.build.use_paged_context_fmha",
+            "enable_chunked_context: it needs use_paged_context_fmha, which is off by settings.build.use_paged_context_fmha",
         ),
         (
             _cell(script_options={"awq_block_size": 64}),
             _machine(),
-            "options.awq_block_size: quantize.py has it, convert_checkpoint.py makes this cell; an `override`",
+            "options.awq_block_size is an option of quantize.py, but convert_checkpoint.py creates this cell's checkpoint; use an `override`",
         ),
         (
             _cell(precision="fp8", script_options={"use_parallel_embedding": True}),
             _machine(),
-            "options.use_parallel_embedding: convert_checkpoint.py has it, quantize.py makes this cell",
+            "options.use_parallel_embedding is an option of convert_checkpoint.py, but quantize.py creates this cell",
         ),
         (_cell(script_options={"use_parallel_embeding": True}), _machine(), "did you mean 'use_parallel_embedding'?"),
         (
@@ -163,13 +167,13 @@ def test_what_works_with_pytorch(precision: str) -> None:
         (
             _cell(recipe={"precisions": {"tensorrt_llm": ["fp8"]}}),
             _machine(),
-            "precision fp16: the recipe of model has for tensorrt_llm: fp8",
+            "precision fp16: the recipe of model lists for tensorrt_llm: fp8",
         ),
-        (_cell(recipe={"precisions": []}), _machine(), "the recipe of model has for tensorrt_llm: none"),
+        (_cell(recipe={"precisions": []}), _machine(), "the recipe of model lists for tensorrt_llm: none"),
         (
             _cell(recipe={"releases": {"tensorrt_llm": ">=0.10,<1.0"}}),
             _machine("0.9.0"),
-            "model: TensorRT-LLM has it in releases >=0.10,<1.0, this is 0.9.0",
+            "model: TensorRT-LLM supports it in releases >=0.10,<1.0, this is 0.9.0",
         ),
         (
             _cell(precision="fp8", recipe={"precision_releases": {"tensorrt_llm": {"fp8": ">=0.11"}}}),
@@ -192,10 +196,10 @@ def test_what_works_with_pytorch(precision: str) -> None:
             "settings.quantize.options are for TensorRT-LLM's example scripts",
         ),
         (_pytorch(script_options={"awq_block_size": 64}), _machine(), "settings.quantize.options are for the scripts"),
-        (_pytorch(), _machine("0.21.0"), "its PyTorch backend is for use since 1.0"),
-        (_pytorch(precision="int8_wo"), _machine(), "precision int8_wo: the PyTorch backend has fp16, bf16, fp8"),
-        (_pytorch(kv="int8"), _machine(), "kv_cache_precision int8: the PyTorch backend has fp8"),
-        (_pytorch(build={"fast_build": True}), _machine(), "fast_build: the PyTorch backend builds no engine"),
+        (_pytorch(), _machine("0.21.0"), "its PyTorch backend is a preview before 1.0"),
+        (_pytorch(precision="int8_wo"), _machine(), "precision int8_wo: the PyTorch backend supports fp16, bf16, fp8"),
+        (_pytorch(kv="int8"), _machine(), "kv_cache_precision int8: the PyTorch backend supports fp8"),
+        (_pytorch(build={"fast_build": True}), _machine(), "fast_build: the PyTorch backend does not build engines"),
         (_pytorch(tp=3), _machine(), "tp3: 28 attention heads"),
     ],
 )
@@ -296,7 +300,10 @@ def test_a_machine_without_a_gpu_is_told_so() -> None:
 )
 def test_rubin_is_in_the_matrix_of_1_3_0rc29(release: str, sm: int, precision: str, warns: bool, fits: bool) -> None:
     asked, there = _pytorch(precision=precision), _machine(release, sm=sm)
-    assert any("SM 107 is in no matrix" in each for each in toolchains.caveats([asked], there)) is warns
+    assert (
+        any("SM 107 is not in any known hardware matrix" in each for each in toolchains.caveats([asked], there))
+        is warns
+    )
     assert (infeasible(asked, there) is None) is fits
 
 

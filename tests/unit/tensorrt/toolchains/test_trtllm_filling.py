@@ -179,7 +179,7 @@ def test_placeholders_that_only_the_release_knows(installed: Installed) -> None:
     filled = templates.fill_text(path.read_text(), {**values, "new_number": "7"}, path=path, release="9.9")
     assert filled.max_batch_size == 7
     assert "new_switch" not in filled.parameters
-    with pytest.raises(StageError, match="stands for a number or a word, '7 }' is neither"):
+    with pytest.raises(StageError, match="must be a number or a word, not '7 }'"):
         templates.fill_text(path.read_text(), {**values, "new_number": "7 }"}, path=path, release="9.9")
     with pytest.raises(StageError, match="Couldn't parse integer: four, after filling"):
         templates.fill_text(path.read_text(), {**values, "new_number": "four"}, path=path, release="9.9")

@@ -154,7 +154,7 @@ def test_settings_of_the_llm_api_that_are_no_mapping_are_refused() -> None:
 def test_a_folder_for_another_frontend_is_refused(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / frontends.SERVE_FILE).write_text(text)
-    with pytest.raises(StageError, match=r"was not made for trtllm-serve: serve\.json") as caught:
+    with pytest.raises(StageError, match=r"was not created for trtllm-serve: serve\.json") as caught:
         launching.serve_command(tmp_path)
     assert caught.value.failure is FailureClass.USER
 
@@ -226,7 +226,7 @@ def test_the_openai_front_end_of_triton_is_started_on_the_repository(
 
 @pytest.mark.parametrize(
     ("ranks", "openai", "words"),
-    [(2, "/opt/main.py", "has 2 ranks, which mpirun starts"), (1, None, "Triton here has no python/openai")],
+    [(2, "/opt/main.py", "has 2 ranks, which need mpirun"), (1, None, "Triton here has no python/openai")],
 )
 def test_what_the_openai_front_end_of_triton_cannot_serve_is_refused(
     make: Make, monkeypatch: pytest.MonkeyPatch, ranks: int, openai: str | None, words: str
@@ -360,5 +360,5 @@ def test_an_adapter_of_another_model_or_for_triton_is_refused(make: Make, tmp_pa
         frontends.run_pytorch(replace(work, inputs=inputs))
     assert refused.value.failure is FailureClass.INFEASIBLE
     triton = make("1.2.1", frontend="triton", **LIMITS, **LAYOUT)
-    with pytest.raises(StageError, match=r"has no input lora_path: .* takes no LoRA adapters"):
+    with pytest.raises(StageError, match=r"has no input lora_path: .* does not support LoRA adapters"):
         frontends.run_pytorch(replace(triton, inputs=inputs))

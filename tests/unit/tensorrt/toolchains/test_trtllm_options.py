@@ -95,12 +95,12 @@ def test_scripts_moved_in_0_20() -> None:
         ("0.18.2", {"norm_quant_fusion": "enable"}, "it exists from 0.19 on"),
         ("1.0.0", {"use_paged_context_fhma": "enable"}, "did you mean 'use_paged_context_fmha'?"),
         ("1.0.0", {"frobnicate": 1}, "trtllm-build 1.0.0 has no such option"),
-        ("1.0.0", {"reduce_fusion": "on"}, "reduce_fusion: 'on' is not among enable, disable"),
+        ("1.0.0", {"reduce_fusion": "on"}, "reduce_fusion: 'on' is not one of enable, disable"),
         ("1.0.0", {"reduce_fusion": True}, None),
         (
             "0.16.0",
             {"gemm_plugin": "nvfp4"},
-            "'nvfp4' is not among auto, float16, float32, bfloat16, int32, fp8, disable",
+            "'nvfp4' is not one of auto, float16, float32, bfloat16, int32, fp8, disable",
         ),
         ("1.0.0", {"tokens_per_block": "many"}, "'many' is not a whole number"),
         ("1.0.0", {"tokens_per_block": 32}, None),
@@ -118,7 +118,7 @@ def test_scripts_moved_in_0_20() -> None:
         ("1.2.0", {"tp_size": 8}, "tp_size: is set from the axis parallel"),
         ("1.0.0", {"--reduce_fusion": "enable"}, None),
         ("1.0.0", {"lora_target_modules": "attn_q attn_k"}, None),
-        ("1.0.0", {"lora_target_modules": "attn_q attn_x"}, "'attn_x' is not among attn_qkv"),
+        ("1.0.0", {"lora_target_modules": "attn_q attn_x"}, "'attn_x' is not one of attn_qkv"),
         ("1.0.0", {"max_multimodal_len": 8}, None),
     ],
 )
@@ -148,7 +148,7 @@ def test_the_installed_program_decides_and_the_table_explains() -> None:
     (problem,) = check_extra(BUILD, "1.2.0", {"new_plugins": "auto"}, shown)
     assert problem.endswith("did you mean 'new_plugin'?")
     (problem,) = check_extra(BUILD, "1.2.0", {"new_plugin": "float16"}, shown)
-    assert problem == "new_plugin: 'float16' is not among auto, disable"
+    assert problem == "new_plugin: 'float16' is not one of auto, disable"
 
 
 def test_help_that_shows_no_options_leaves_it_to_the_table() -> None:
@@ -189,7 +189,7 @@ def test_several_values_are_given_as_the_program_takes_them(
 @pytest.mark.parametrize(
     ("tool", "extra", "problem"),
     [
-        (BUILD, {"lora_target_modules": ["attn_q", "attn"]}, "'attn' is not among"),
+        (BUILD, {"lora_target_modules": ["attn_q", "attn"]}, "'attn' is not one of"),
         (BUILD, {"opt_num_tokens": [1, 2]}, "takes one value, not a list"),
         (BUILD, {"reduce_fusion": ["enable"]}, "takes one value, not a list"),
         (BUILD, {"fast_build": [True]}, "takes no value; write true or false, not [True]"),

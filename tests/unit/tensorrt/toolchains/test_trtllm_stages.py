@@ -404,7 +404,7 @@ def test_a_server_has_the_cpus_of_its_gpus_and_the_machine_if_it_is_measured_alo
         (ENGINES, "tensorrt_llm==1.3.0,sm=90", "TensorRT-LLM 1.3.0 is installed, but no trtllm-build is on PATH"),
         (PYTORCH, "gpus=0", "TensorRT-LLM is not installed"),
         (PYTORCH, "tensorrt_llm==1.0.0,gpus=0", "there is no NVIDIA GPU"),
-        (PYTORCH, "tensorrt_llm==0.16.0,sm=90", "its PyTorch runtime is for use since 1.0"),
+        (PYTORCH, "tensorrt_llm==0.16.0,sm=90", "its PyTorch runtime is a preview before 1.0"),
     ],
 )
 def test_what_a_machine_lacks_is_said(toolchain: str, on: str, words: str) -> None:
@@ -454,16 +454,16 @@ def test_a_repository_is_the_same_with_either_front_end_of_triton() -> None:
             machine(more=",triton=no"),
             "Triton is not installed; settings.serve.frontend: trtllm_serve needs none",
         ),
-        (cell(tp=2, settings=TRITON_OPENAI), machine(), "it is one process, and 2 ranks are started by mpirun"),
+        (cell(tp=2, settings=TRITON_OPENAI), machine(), "it is one process, but mpirun starts 2 ranks"),
         (
             cell(settings={**TRITON_OPENAI, "repository.decoupled": False}),
             machine(),
-            "it streams answers, which takes settings.repository.decoupled: true",
+            "it streams answers, which requires settings.repository.decoupled: true",
         ),
         (
             cell(settings=TRITON_OPENAI),
             replace(machine(), assumed=False),
-            "Triton here has no python/openai/openai_frontend/main.py; images of NVIDIA have it",
+            "Triton here has no python/openai/openai_frontend/main.py; NVIDIA's images have it",
         ),
         (
             cell(toolchain=PYTORCH, settings=TRITON_OPENAI),
@@ -480,12 +480,12 @@ def test_a_repository_is_the_same_with_either_front_end_of_triton() -> None:
         (
             cell("fp8", toolchain=PYTORCH),
             machine(more=",model_optimizer=no"),
-            "is made with Model Optimizer, and Model Optimizer is not installed: MODEL_OPTIMIZER_PYTHON names",
+            "is created with Model Optimizer, but Model Optimizer is not installed: MODEL_OPTIMIZER_PYTHON names",
         ),
         (
             cell("fp16", toolchain=PYTORCH, settings=FP8_CACHE),
             machine(more=",model_optimizer=no"),
-            "is made with Model Optimizer",
+            "is created with Model Optimizer",
         ),
         (cell(settings={"build.tokens_per_blok": 32}), machine(), "settings.build.tokens_per_blok"),
         (
