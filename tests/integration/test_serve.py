@@ -336,7 +336,7 @@ def test_of_two_starts_of_one_name_one_wins(host: Host) -> None:
     errors = [process.communicate(timeout=280)[1] for process in starts]
     codes = [process.returncode for process in starts]
     assert sorted(codes) == [0, 2], errors
-    assert "a server one is there already" in errors[codes.index(2)]
+    assert "server one already exists" in errors[codes.index(2)]
 
 
 def test_ctrl_c_while_it_starts_ends_it(host: Host) -> None:

@@ -259,7 +259,7 @@ def alone(batch_size: int) -> tuple[str, ...]:
             "expecting library version",
             "build and serve in one image",
         ),
-        (14, "run.py", "deserialize", "check", "user", "Failed to deserialize cuda engine", "incomplete"),
+        (14, "run.py", "deserialize", "check", "bug", "Failed to deserialize cuda engine", "incomplete"),
         (15, "trtllm-build", "fp8_hardware", "build", "infeasible", "require hardware", "another GPU"),
     ],
 )
