@@ -118,7 +118,7 @@ class _OnTerminal:
         shown = next((each for each in known if room(each) >= 0), grid.notes_of + 1)
         yield self._table(shown)
         if dropped := [head for head in grid.heads[shown:-1] if head]:
-            yield Text(f"A wider terminal also shows {', '.join(dropped)}", "dim")
+            yield Text(also_shown(dropped), "dim")
         for row in self.rows:
             note = Text.assemble(" ".join(text for text, _ in row[: grid.notes_of]), ": ", row[-1])
             yield Padding(note, (0, 0, 0, 2), expand=False)
@@ -216,3 +216,8 @@ _STYLES: Final = {
 
 def _class(style: str) -> str:
     return f' class="{_STYLES[style]}"' if style in _STYLES else ""
+
+
+def also_shown(heads: Sequence[str]) -> str:
+    """The sentence below a table that has no room for the columns with these heads."""
+    return f"A wider terminal also shows {', '.join(heads)}"

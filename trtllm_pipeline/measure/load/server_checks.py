@@ -152,8 +152,8 @@ async def probe(
     if (
         claim.engine is not None and model_files.find(claim.engine, "config.json") is not None
     ):  # GGUF files have no config.json
-        longest_input = claim.declared.get("max_seq_len")
-        engine = Engine.read(claim.engine, max_seq_len=longest_input if isinstance(longest_input, int) else None)
+        max_seq_len = claim.declared.get("max_seq_len")
+        engine = Engine.read(claim.engine, max_seq_len=max_seq_len if isinstance(max_seq_len, int) else None)
         longest = engine.longest_prompt(PROBE_ANSWER_TOKENS)
     greedy = replace(target, temperature=0.0)
     session = client.session()
@@ -162,8 +162,8 @@ async def probe(
         for send in (0, 1):
             answer = await session.generate(greedy.generation(Prompt("probe", text, PROBE_ANSWER_TOKENS), 0))
             ttft_ms = (answer.events[0].time_ns - answer.sent_ns) / 1e6 if answer.events else None
-            longest_input = {"ttft_ms": ttft_ms, "cached_tokens": answer.cached_tokens, "error": answer.error}
-            events.write("probe", pair=pair, send=send, **longest_input)
+            outcome = {"ttft_ms": ttft_ms, "cached_tokens": answer.cached_tokens, "error": answer.error}
+            events.write("probe", pair=pair, send=send, **outcome)
             times += [] if ttft_ms is None or answer.cached_tokens else [ttft_ms]
         if len(times) == 2 and times[1] >= POSSIBLE_REUSE * times[0]:
             return

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from trtllm_pipeline.base import text_tables
+from trtllm_pipeline.base import text_blocks, text_tables
 from trtllm_pipeline.measure import (
     LevelResult,
     LoadResult,
@@ -70,8 +70,7 @@ def _fitted(rows: _Table, width: int | None) -> str:
         if width is None or len(dropped) == len(spare) or max(map(len, text.splitlines()), default=0) <= width:
             break
         dropped.append(spare[len(dropped)])
-    more = f"A wider terminal also shows {', '.join(dropped)}"
-    return f"{text}\n{_sentence(more, width)}" if dropped else text
+    return f"{text}\n{_sentence(text_blocks.also_shown(dropped), width)}" if dropped else text
 
 
 def beside_engine(bench: engine_report.BenchComparison | None) -> Iterator[str]:

@@ -299,9 +299,7 @@ def _in_short(
     lines += [text_blocks.TextLine(f"{', '.join(legend)}.", "dim")] if legend else []
     if dropped:
         more = f" and {len(dropped) - _SHORT_DROPPED} more" if len(dropped) > _SHORT_DROPPED else ""
-        lines.append(
-            text_blocks.TextLine(f"A wider terminal also shows {', '.join(dropped[:_SHORT_DROPPED])}{more}", "dim")
-        )
+        lines.append(text_blocks.TextLine(f"{text_blocks.also_shown(dropped[:_SHORT_DROPPED])}{more}", "dim"))
     if load := main_load(rows):
         lines.append(text_blocks.TextLine(f"Load: {load}", "dim"))
     lines += [text_blocks.TextLine(line, "dim") for line in interference(rows)]

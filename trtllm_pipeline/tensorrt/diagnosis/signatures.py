@@ -64,11 +64,16 @@ def signatures() -> tuple[Signature, ...]:
     return read_signatures(_PATH)
 
 
-def read_signatures(path: Path) -> tuple[Signature, ...]:
-    """Return the signatures of a file in its order. Raises ValueError with the signature and the fault."""
+def read_yaml(path: Path) -> Any:
+    """Return the content of a shipped YAML file, read by the faster parser in C if PyYAML has it."""
     import yaml
 
-    data = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+
+
+def read_signatures(path: Path) -> tuple[Signature, ...]:
+    """Return the signatures of a file in its order. Raises ValueError with the signature and the fault."""
+    data = read_yaml(path)
     by_key: dict[str, Signature] = {}
     for row in data["signatures"]:
         key = row.get("key")

@@ -16,6 +16,7 @@ from functools import cache
 from typing import Final
 
 from trtllm_pipeline import PACKAGE
+from trtllm_pipeline.tensorrt.diagnosis.signatures import read_yaml
 
 
 class Grade(IntEnum):
@@ -141,10 +142,7 @@ _LONGEST: Final = 4000
 @cache
 def _forms() -> Mapping[str, str]:
     """Regular expressions of `data/statements.yaml`, by name."""
-    import yaml
-
-    text = (PACKAGE / "data" / "statements.yaml").read_text(encoding="utf-8")
-    forms: dict[str, str] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+    forms: dict[str, str] = read_yaml(PACKAGE / "data" / "statements.yaml")
     return {name: "|".join(lines.splitlines()) for name, lines in forms.items()}
 
 
