@@ -26,6 +26,13 @@ pytestmark = [
     pytest.mark.skipif(os.getuid() != 0, reason="needs root"),
 ]
 TINY = Path(__file__).parents[2] / "matrices/tiny.yaml"
+HOLD = """
+import os, pathlib, time
+
+while os.environ.get("SLURM_JOB_NAME") == "convert" and pathlib.Path({path!r}).exists():
+    time.sleep(0.01)
+"""
+"""A sitecustomize.py: converts do not begin while a file exists."""
 
 CONFIGURATION = """
 ClusterName=test
@@ -188,7 +195,15 @@ def test_a_matrix_goes_on_while_nodes_go_down_and_come_back(slurm: Path, tmp_pat
         "--executor",
         "slurm",
     ]
-    run = subprocess.Popen([*command, "-w", str(tmp_path / "w")], stderr=subprocess.PIPE, text=True)
+    hold = tmp_path / "hold"
+    hold.touch()
+    (tmp_path / "sitecustomize.py").write_text(HOLD.format(path=str(hold)))
+    run = subprocess.Popen(
+        [*command, "-w", str(tmp_path / "w")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ["PYTHONPATH"]))},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
     def running() -> dict[str, str]:
         """Attempt -> node."""
@@ -203,10 +218,12 @@ def test_a_matrix_goes_on_while_nodes_go_down_and_come_back(slurm: Path, tmp_pat
         crash(slurm, node)
         assert eventually(lambda: states()[node].startswith("down")), "its node is down"
         assert run.poll() is None, "it waits for a node"
+        hold.unlink()
         tell("scontrol", "update", f"nodename={other}", "state=resume")
         tell("slurmd", "-N", node)
         _, said = run.communicate(timeout=280)
     finally:
+        hold.unlink(missing_ok=True)
         run.kill()
     assert run.returncode == 0, said
     jobs = [line.split("|") for line in tell("squeue", "-h", "--states=all", "-o", "%T|%j|%k").splitlines()]
