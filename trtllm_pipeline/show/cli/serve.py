@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -14,7 +13,7 @@ from trtllm_pipeline.base import UsageError, allow_open_files, terminal, text_ta
 from trtllm_pipeline.orchestrate import GatewayParams
 from trtllm_pipeline.serve import control, gateway_config, servers, shown
 from trtllm_pipeline.show.cli import completion, options, stage_options
-from trtllm_pipeline.show.cli.output import emit, emit_as, emit_json, note, print_log, write_output
+from trtllm_pipeline.show.cli.output import emit, emit_as, emit_json, note, print_log, terminal_width, write_output
 from trtllm_pipeline.tensorrt import command_lines
 from trtllm_pipeline.tensorrt import params as stage_params
 
@@ -267,8 +266,7 @@ def ps(
       pipeline serve ps --format json
     """
     found = servers.find(Path(workspace))
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    emit_as(form, shown.to_json(found), text=lambda _: shown.to_table(found, width))
+    emit_as(form, shown.to_json(found), text=lambda _: shown.to_table(found, terminal_width()))
 
 
 def status(
