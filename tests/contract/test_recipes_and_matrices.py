@@ -402,6 +402,8 @@ def test_a_shipped_matrix_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert matrices.summary(path)
     for here in ("tiny.yaml", "./tiny", "folder/tiny"):
         assert matrices.find_matrix(here) == Path(here), "a path is one, whether or not there is a file"
+    with pytest.raises(UsageError, match="'qwen3-8b' is a model, not a matrix"):
+        matrices.find_matrix("qwen3-8b")
     with pytest.raises(UsageError, match=r"there is no matrix 'quikstart'; did you mean 'quickstart'\?"):
         matrices.find_matrix("quikstart")
     (tmp_path / "tiny").write_text("mine")

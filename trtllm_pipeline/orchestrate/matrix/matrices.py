@@ -10,7 +10,7 @@ from typing import Final
 from trtllm_pipeline.base import Json, MatrixError, UsageError
 from trtllm_pipeline.orchestrate.matrix.document import SUFFIXES, nearest, read
 from trtllm_pipeline.orchestrate.matrix.expand import expand
-from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
+from trtllm_pipeline.orchestrate.matrix.recipe_files import list_recipes, matrices_folder
 from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
 
 TEMPLATE: Final = Path(__file__).with_name("template.yaml")
@@ -31,6 +31,11 @@ def find_matrix(named: str) -> Path:
     if "/" in named or path.suffix in SUFFIXES or path.exists():
         return path
     known = list_matrices()
+    if named not in known and named in list_recipes(Path()):
+        raise UsageError(
+            f"{named!r} is a model, not a matrix",
+            hint=f"write a matrix with pipeline matrix init, and `model: [{named}]` under its axes",
+        )
     if named not in known:
         raise UsageError(
             f"there is no matrix {named!r}{nearest(named, known)}",
