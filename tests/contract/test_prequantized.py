@@ -23,6 +23,7 @@ from trtllm_pipeline.orchestrate.plan.plan_file import axes
 from trtllm_pipeline.orchestrate.plan.planner import Request
 from trtllm_pipeline.show.cli.app import main
 from trtllm_pipeline.tensorrt.stage.params import key
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 from trtllm_pipeline.tensorrt.toolchains.model_shape import computed
 from trtllm_pipeline.tensorrt.trtllm import checkpoint, prequantized
 from trtllm_pipeline.tensorrt.trtllm.params import Checkpoint
@@ -134,6 +135,15 @@ def test_every_form_is_known_to_work_somewhere_or_is_refused_everywhere() -> Non
 def test_the_cache_is_not_quantized_beside_weights_that_are_taken_as_they_are() -> None:
     asked = as_is("fp8", **{"quantize.kv_cache_precision": "fp8"})
     assert "the files also define the cache" in str(infeasible(asked, on("1.0.0")))
+
+
+@pytest.mark.parametrize(
+    ("form", "cache"),
+    [("fp8", "fp8"), ("nvfp4", "fp8"), ("mixed", "fp8"), ("fp8_block", "16-bit"), ("int4_awq", "16-bit")],
+)
+def test_the_cache_is_fp8_beside_weights_of_model_optimizer_and_not_beside_blocks(form: str, cache: str) -> None:
+    """`load_hf_quant_config` of the runtime sets only the algorithm of weights in blocks (DeepSeek V3)."""
+    assert toolchains.load(PYTORCH).numerics(as_is(form)).kv_cache == cache
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,10 @@ FORM_PRECISIONS: Final = {
     "mixed_nvfp4": "nvfp4",
 }
 """Form of already quantized weights -> the precision with the same kernels, GPUs and size."""
+FP8_CACHES: Final = frozenset({"fp8", "nvfp4", "mixed", "mixed_nvfp4"})
+"""Forms of Model Optimizer, whose files usually define an FP8 KV cache (`kv_cache_quant_algo`). Those in blocks define none:
+config.json of DeepSeek V3 names only the form of its weights.
+"""
 _INDEXER_BLOCK: Final = 128
 """Numbers of an indexer's key that share a scale."""
 

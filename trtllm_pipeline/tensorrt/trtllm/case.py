@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from trtllm_pipeline.base import USUAL_KV_SHARE, Cell, Json, Machine, TensorRTLLM
-from trtllm_pipeline.models import AS_IS, shown
+from trtllm_pipeline.models import shown
 from trtllm_pipeline.tensorrt.toolchains import vision
 from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES, PYTORCH
-from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape, computed
+from trtllm_pipeline.tensorrt.toolchains.model_shape import FP8_CACHES, Shape, computed
 from trtllm_pipeline.tensorrt.trtllm import commands, prequantized, program_options, speculation
 from trtllm_pipeline.tensorrt.trtllm.params import IN_TRITON
 from trtllm_pipeline.tensorrt.trtllm.speculation import CONVERTED, Drafting, drafting
@@ -122,8 +122,8 @@ def kv_cache(cell: Cell) -> str | None:
     built from them use the model's own type.
     """
     precision = cell.precision
-    if precision == AS_IS and cell.toolchain == PYTORCH:
-        precision = computed(precision, cell.recipe)
+    if cell.toolchain == PYTORCH and prequantized.form_of(cell) in FP8_CACHES:
+        precision = "fp8"
     return commands.kv_precision(precision, cell.settings["quantize"]["kv_cache_precision"])
 
 
