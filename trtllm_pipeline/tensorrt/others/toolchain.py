@@ -37,7 +37,7 @@ from trtllm_pipeline.tensorrt.toolchains.common_stages import (
     planned_ports,
     rule,
 )
-from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape, computed, weights_bytes
+from trtllm_pipeline.tensorrt.toolchains.model_shape import FP8_CACHES, Shape, computed, least_bytes
 from trtllm_pipeline.tensorrt.toolchains.numerics import Numerics, loaded_as_fp8, unknown
 from trtllm_pipeline.tensorrt.toolchains.standard_tasks import TASKS
 from trtllm_pipeline.tensorrt.toolchains.time_estimates import READ, source_bytes
@@ -178,7 +178,9 @@ def _takes(cell: Cell, machine: Machine) -> Resources:
 
 
 def _needs(cell: Cell, machine: Machine) -> Needs:
-    """The share of a GPU that the server is configured to allocate. If that is unknown: the weights alone, as an assumption."""
+    """The share of a GPU that the server is configured to allocate, or as much memory as a GPU must have for its share to
+    hold the weights and the KV cache of all requests. If the share is unknown: the weights alone, as an assumption.
+    """
     if command.settings(cell)["url"]:
         return Needs()
     leased = gpus(cell, machine)
@@ -187,10 +189,30 @@ def _needs(cell: Cell, machine: Machine) -> Needs:
     share = command.gpu_share(cell)
     if share is None:
         return Needs(gpu=source_bytes(cell) // leased, assumed=("gpu",))
-    shape, total = Shape.of(cell.recipe), min(gpu.memory_bytes for gpu in machine.gpus)
-    weights = weights_bytes(shape, computed(cell.precision, cell.recipe), 1, 1) + shape.tower_bytes
-    least = 0 if _weight_bits(cell) == 0 else weights // leased  # options can offload or quantize them
-    return Needs(gpu=max(least, round(share * total)), gpu_least=least, error=_SHARE_ERROR)
+    allocated = round(share * min(gpu.memory_bytes for gpu in machine.gpus))
+    if _weight_bits(cell) == 0:  # options can offload or quantize weights and cache
+        return Needs(gpu=allocated, gpu_least=0, error=_SHARE_ERROR)
+    weights, request = _held(cell)
+    # Layers with a window have a smaller cache, so that nothing is refused because of it.
+    held = weights + request * cell.group_batch_size
+    return Needs(gpu=max(allocated, round(held / share)), gpu_least=round(weights / share), error=_SHARE_ERROR)
+
+
+def _held(cell: Cell) -> tuple[int, int]:
+    """The weights of a server that splits them, and the KV cache and state of one request, on each GPU, in bytes."""
+    shape, form = Shape.of(cell.recipe), str(cell.recipe.get("quantization"))
+    # The precision of weights does not change the cache, except in files that define it.
+    cache = "fp8" if cell.precision == AS_IS and form in FP8_CACHES else None
+    weights, request = least_bytes(
+        shape,
+        precision=computed(cell.precision, cell.recipe),
+        kv=cache,
+        tp=cell.tp,
+        pp=cell.pp,
+        tokens=command.context_length(cell),
+        dp=cell.dp,
+    )
+    return weights + shape.tower_bytes, request
 
 
 def _reading_s(cell: Cell, _machine: Machine) -> float:

@@ -16,7 +16,7 @@ from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.base.fingerprints import canonical
 from trtllm_pipeline.base.machine.model import Machine
-from trtllm_pipeline.orchestrate.memory.estimates import Corrections, expected, infeasible
+from trtllm_pipeline.orchestrate.memory.estimates import Corrections, expected, infeasible, of_stage
 from trtllm_pipeline.orchestrate.plan.plan import StageRun, make_plan
 from trtllm_pipeline.orchestrate.run.forecast import guess_s
 from trtllm_pipeline.tensorrt.others import command
@@ -180,6 +180,32 @@ def test_weights_larger_than_the_gpus_are_refused_before_the_start() -> None:
     assert str(refused()).startswith("launch: needs about")
     assert refused(openai__options={"cpu_offload_gb": 150}) is None
     assert refused(tp=4) is None
+    # 84 GB of weights: less than the GPU has (85.9 GB), more than the share of it.
+    own = cell(recipe={**RECIPE, "parameters": 42_000_000_000})
+    assert infeasible(own, [toolchains.load("vllm").stage("launch")], H100S, Corrections((), H100S)) is not None
+
+
+def test_groups_of_data_parallel_attention_have_copies_of_it() -> None:
+    def least(dp: int) -> int:
+        one = cell("sglang", tp=4, ep=4, dp=dp, recipe={**RECIPE, "num_experts": 8})
+        needs = expected(toolchains.load("sglang").stage("launch"), one, H100S)
+        assert needs is not None
+        assert needs.gpu_least is not None
+        return needs.gpu_least
+
+    of_layer = 2 * 4096 * 128 * (32 + 8)
+    assert least(4) - least(1) == pytest.approx(2 * 32 * of_layer * 3 / 4 / 0.88, rel=0.001)
+
+
+@pytest.mark.parametrize(("batch", "verdict"), [(8, "fits"), (64, "less at a time")])
+def test_a_cache_for_some_of_the_requests_works_on_fewer(batch: int, verdict: str) -> None:
+    one = cell(max_batch_size=batch, isl=32_768)  # 4 GiB of cache for each
+    stage = toolchains.load("vllm").stage("launch")
+    (need,) = of_stage(expected(stage, one, H100S), stage, one, H100S, Corrections((), H100S), "")
+    assert need.verdict == verdict
+    own = cell(max_batch_size=batch, isl=32_768, openai__options={"kv_cache_dtype": "fp8"})
+    (need,) = of_stage(expected(stage, own, H100S), stage, own, H100S, Corrections((), H100S), "")
+    assert need.verdict == "fits"
 
 
 def test_a_start_takes_as_long_as_servers_of_its_kind_and_the_weights() -> None:
