@@ -410,6 +410,11 @@ def test_of_every_recipe_it_is_known_whether_its_model_drafts_by_itself() -> Non
         assert (recipe.family in WITHOUT_OWN_LAYERS) == (recipe.num_nextn_predict_layers is None), path.stem
 
 
+def test_a_gpu_that_both_backends_dropped_is_refused_by_both() -> None:
+    assert "SM 70: TensorRT-LLM does not support it" in str(infeasible(cell(lane=PYTORCH), on("1.2.0", 70)))
+    assert infeasible(cell(lane=PYTORCH), on("1.2.0", 80)) is None
+
+
 @pytest.mark.parametrize(("asked", "release", "words"), SPECULATION, ids=lambda value: str(value)[:60])
 def test_speculation_with_engines_works_where_the_release_has_it(asked: Cell, release: str, words: str | None) -> None:
     said = infeasible(asked, on(release))

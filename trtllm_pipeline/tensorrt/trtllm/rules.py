@@ -400,12 +400,15 @@ def gpu_too_new(case: Case) -> str | None:
     return f"SM {case.sm}: TensorRT-LLM supports it from 0.17 on, this is {case.release}"
 
 
-@rule("TLM204", "install an older release", since="0.16")
+@rule("TLM204", "use a GPU of SM 75 or newer", toolchains=_BOTH, since="0.16")
 def gpu_too_old(case: Case) -> str | None:
     """SM 70 from 0.16 on. Source: release notes."""
     if case.sm is None or case.sm >= 75:
         return None
-    return f"SM {case.sm}: TensorRT-LLM does not support it from 0.16 on, this is {case.release}"
+    family = FAMILIES.get(case.family) if case.cell.toolchain == ENGINES else None
+    known = family is not None and not at_least(family.since, "0.16") and case.sm >= _LEAST_SM.get(case.precision, 0)
+    older = f"; releases {family.since} to 0.15 convert {case.family} and support it" if family and known else ""
+    return f"SM {case.sm}: TensorRT-LLM does not support it from 0.16 on, this is {case.release}{older}"
 
 
 @rule("TLM205", "fp8 and nvfp4 work there, and an fp8 cache")

@@ -121,7 +121,13 @@ def test_what_works_with_pytorch(precision: str) -> None:
         (_cell(precision="int8_sq"), _machine(sm=103), "precision int8_sq: TensorRT-LLM refuses it on SM 100"),
         (_cell(kv="int8"), _machine(sm=100), "kv_cache_precision int8: TensorRT-LLM refuses it on SM 100"),
         (_cell(), _machine("0.16.0", sm=100), "SM 100: TensorRT-LLM supports it from 0.17 on, this is 0.16.0"),
-        (_cell(), _machine("0.16.0", sm=70), "SM 70: TensorRT-LLM does not support it from 0.16 on"),
+        (
+            _cell(),
+            _machine("0.16.0", sm=70),
+            "SM 70: TensorRT-LLM does not support it from 0.16 on, this is 0.16.0; releases 0.9 to 0.15 convert qwen2 and "
+            "support it; use a GPU of SM 75 or newer",
+        ),
+        (_cell(recipe={"family": "qwen3"}), _machine("1.0.0", sm=70), "this is 1.0.0; use a GPU of SM 75 or newer"),
         (_cell(kv="bf16"), _machine(), "kv_cache_precision bf16: an unquantized cache is float16"),
         (_cell(tp=8), _machine(), "tp8: 28 attention heads cannot be split evenly over 8 GPUs"),
         (_cell(LLAMA_70B, pp=3, tp=2), _machine(), "pp3: 80 layers cannot be split evenly into 3 stages"),
