@@ -52,6 +52,12 @@ class KnownServer:
     """The path that returns status 200 when the server is ready."""
     precisions: Mapping[str, Sequence[str]] | None = None
     """Precision -> options for it. None if the GGUF file has the precision."""
+    least_sm: Mapping[str, int] = field(default_factory=dict)
+    """Precision, or form of published weights, -> first compute capability on which it works. "any": of the server.
+
+    Source: vLLM's `_check_if_gpu_supports_dtype`, and `get_min_capability` of its newest methods (older releases need
+    more for fp8); SGLang's `model_runner.py`, which computes in float16 below 80.
+    """
     served_name: str | None = None
     """The model name in requests. None for the name that the server lists."""
     lists_models: bool = True

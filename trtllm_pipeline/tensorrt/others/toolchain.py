@@ -88,7 +88,12 @@ def _infeasible(cell: Cell, machine: Machine) -> str | None:
         return f"settings.openai.command: unknown placeholder {{{unknown[0]}}}; known: {', '.join(sorted(known))}"
     if "port" not in placeholders:
         return "settings.openai.command: has no {port}, so the server's port is unknown"
-    return _of_known(cell, placeholders) or _gpus_lacking(cell, machine) or _programs_lacking(cell, words, machine)
+    return (
+        _of_known(cell, placeholders)
+        or _gpus_lacking(cell, machine)
+        or _too_old(cell, machine)
+        or _programs_lacking(cell, words, machine)
+    )
 
 
 def _of_known(cell: Cell, placeholders: set[str]) -> str | None:
@@ -141,6 +146,23 @@ def _gpus_lacking(cell: Cell, machine: Machine) -> str | None:
     if wanted <= len(machine.gpus):
         return None
     return f"{wanted} GPUs are needed, the machine has {len(machine.gpus)}"
+
+
+def _too_old(cell: Cell, machine: Machine) -> str | None:
+    """The precision of a cell that a known server does not compute on the machine's GPUs, in words, or None."""
+    known, form, sm = command.known_of(cell), cell.recipe.get("quantization"), machine.sm
+    if known is None or sm is None:
+        return None
+    precision = str(form) if cell.precision == AS_IS else cell.precision
+    if sm < (least := known.least_sm.get("any", 0)):
+        return f"SM {sm}: {cell.toolchain} supports SM {least} and newer; use another GPU"
+    if sm < (least := known.least_sm.get(precision, 0)):
+        other = "fp16" if cell.precision == "bf16" else "another precision"
+        return (
+            f"precision {shown(cell.precision, form)}: {cell.toolchain} supports it from SM {least} on, this is SM {sm}; "
+            f"use {other} or another GPU"
+        )
+    return None
 
 
 def _programs_lacking(cell: Cell, words: Sequence[str], machine: Machine) -> str | None:

@@ -15,6 +15,7 @@ from tests.helpers.trtllm_cells import RECIPE
 from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.base.fingerprints import canonical
+from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.orchestrate.memory.estimates import Corrections, expected, infeasible, of_stage
 from trtllm_pipeline.orchestrate.plan.plan import StageRun, make_plan
@@ -115,6 +116,30 @@ def test_a_command_of_ones_own_is_filled() -> None:
 )
 def test_what_cannot_work_says_why(one: Cell, said: str) -> None:
     assert said in str(reason(one))
+
+
+@pytest.mark.parametrize(
+    ("one", "sm", "said"),
+    [
+        (cell(), 75, "precision bf16: vllm supports it from SM 80 on, this is SM 75; use fp16 or another GPU"),
+        (cell("sglang"), 75, "precision bf16: sglang supports it from SM 80 on, this is SM 75; use fp16"),
+        (cell(precision="fp8"), 70, "precision fp8: vllm supports it from SM 75 on"),
+        (
+            cell(precision="as_is", recipe={**RECIPE, "quantization": "awq"}),
+            70,
+            "precision as_is (awq): vllm supports it",
+        ),
+        (cell("sglang", "fp16"), 70, "SM 70: sglang supports SM 75 and newer; use another GPU"),
+        (cell(), 80, None),
+        (cell(precision="fp8"), 75, None),
+        (cell(precision="fp16"), 70, None),
+        (cell(precision="as_is"), 70, None),
+        (cell("transformers"), 70, None),
+    ],
+)
+def test_a_gpu_that_is_too_old_for_a_precision_is_named(one: Cell, sm: int, said: str | None) -> None:
+    told = reason(one, parse(f"sm={sm},gpus=4,gpu_memory_gib=80"))
+    assert told is None if said is None else said in str(told)
 
 
 @pytest.mark.parametrize(("name", "positions"), [("sglang", 166), ("vllm", 160)])
