@@ -158,9 +158,8 @@ class _AssumedValues:
             if key in _VERSIONS:
                 value = value.removeprefix("=").strip()
             if not equals or not value:
-                near = None if equals else gpu_types.near(part)
-                did = f"; did you mean {near}?" if near else ""
-                self.faults.append(f"{part!r}: expected KEY=VALUE, or GPUs such as 2xH100{did}")
+                hint = "" if equals else gpu_types.instead(part)
+                self.faults.append(f"{part!r}: expected KEY=VALUE, or GPUs such as 2xH100{hint}")
             elif key not in KEYS:
                 nearest = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.5)
                 did = f"did you mean {nearest[0]!r}?" if nearest else f"the keys are {', '.join(KEYS)}"

@@ -29,6 +29,7 @@ GPU_TYPES: Final = {
     "A100": GpuType("NVIDIA A100-SXM4-80GB", 80, 81920),
     "A100-40GB": GpuType("NVIDIA A100-SXM4-40GB", 80, 40960),
     "A100-PCIE": GpuType("NVIDIA A100 80GB PCIe", 80, 81920),
+    "A800": GpuType("NVIDIA A800-SXM4-80GB", 80, 81920),
     "A30": GpuType("NVIDIA A30", 80, 24576),
     "A10": GpuType("NVIDIA A10", 86, 23028),
     "A10G": GpuType("NVIDIA A10G", 86, 23028),
@@ -37,6 +38,7 @@ GPU_TYPES: Final = {
     "RTXA6000": GpuType("NVIDIA RTX A6000", 86, 49140),
     "L40S": GpuType("NVIDIA L40S", 89, 46068),
     "L40": GpuType("NVIDIA L40", 89, 46068),
+    "L20": GpuType("NVIDIA L20", 89, 46068),
     "L4": GpuType("NVIDIA L4", 89, 23034),
     "RTX4090": GpuType("NVIDIA GeForce RTX 4090", 89, 24564),
     "RTX6000ADA": GpuType("NVIDIA RTX 6000 Ada Generation", 89, 49140),
@@ -44,6 +46,8 @@ GPU_TYPES: Final = {
     "H100-PCIE": GpuType("NVIDIA H100 PCIe", 90, 81559),
     "H100-NVL": GpuType("NVIDIA H100 NVL", 90, 95830),
     "H200": GpuType("NVIDIA H200", 90, 143771),
+    "H800": GpuType("NVIDIA H800", 90, 81559),
+    "H20": GpuType("NVIDIA H20", 90, 97871),
     "GH200": GpuType("NVIDIA GH200 480GB", 90, 97871),
     "B200": GpuType("NVIDIA B200", 100, 183359),
     "GB200": GpuType("NVIDIA GB200", 100, 189471),
@@ -52,6 +56,9 @@ GPU_TYPES: Final = {
     "RTX5090": GpuType("NVIDIA GeForce RTX 5090", 120, 32607),
     "GB10": GpuType("NVIDIA GB10", 121, 122573),
 }
+_SOLD: Final = 0.1
+"""Difference between the size that a GPU is sold with, as in A100-80GB, and its memory in GiB, as a share."""
+_SIZE: Final = re.compile(r"[\s_-](\d+)\s*GB\s*$", re.IGNORECASE)
 _COUNTED: Final = re.compile(r"(?:(\d+)\s*[xX]\s*)?(\D.*)", re.DOTALL)
 
 
@@ -60,21 +67,24 @@ def counted(text: str) -> tuple[str | None, GpuType | None]:
     match = _COUNTED.fullmatch(text.strip())
     if match is None:
         return None, None
-    wanted = _plain(match[2])
-    named = (
-        kind
-        for short, kind in GPU_TYPES.items()
-        if wanted in {_plain(short), _plain(kind.name), f"NVIDIA{_plain(short)}"}
-    )
+    wanted, size = _plain(match[2]), _SIZE.search(match[2])
+    named = (kind for short, kind in GPU_TYPES.items() if wanted in {_plain(short), _plain(kind.name)})
+    if size is not None:
+        shorter = GPU_TYPES.get(_plain(match[2][: size.start()]))
+        if shorter is not None and abs(int(size[1]) / shorter.memory_gib - 1) < _SOLD:
+            return match[1], shorter
     return match[1], next(named, None)
 
 
-def near(text: str) -> str | None:
-    """The table's name that is closest to the GPU in `text`."""
+def instead(text: str) -> str:
+    """Words for a GPU that the table lacks: the closest name, and the keys for any other. Empty if `text` is not a GPU."""
     match = _COUNTED.fullmatch(text.strip())
     names = {_plain(name): name for name in GPU_TYPES}
     close = difflib.get_close_matches(_plain(match[2]), names, n=1, cutoff=0.5) if match else []
-    return names[close[0]] if close else None
+    if match is None or not (close or match[1]):
+        return ""
+    did = f"; did you mean {names[close[0]]}?" if close else ";"
+    return f"{did} describe another GPU by gpus={match[1] or 1},sm=SM,gpu_memory_gib=GIB,gpu={match[2]}"
 
 
 def usual(sm: int) -> GpuType | None:
@@ -83,4 +93,4 @@ def usual(sm: int) -> GpuType | None:
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"[\s_-]", "", name).upper()
+    return re.sub(r"[\s_-]", "", name).upper().removeprefix("NVIDIA")

@@ -49,6 +49,7 @@ _SHEETS: Final[tuple[tuple[str, float, float], ...]] = (
     ("A10", 600, 125),
     ("L40S", 864, 362.05),
     ("L40", 864, 181),
+    ("L20", 864, 119.5),
     ("L4", 300, 121),
     ("RTX PRO 6000", 1792, 467.8),
     ("RTX 6000 Ada", 960, 364),
@@ -65,7 +66,7 @@ _SHEETS: Final[tuple[tuple[str, float, float], ...]] = (
 all in a name applies.
 
 Sources: A100, H100 (SXM, PCIe), V100, A40, A30, A10, A10G, L40S, L40: NVIDIA's data sheets as cited by TensorRT-LLM in
-`auto_parallel/cluster_info.py`. L4, H200, H20, A800, NVL, T4, GH200, GB200, RTX A6000, 5090, 4090, 3090: public copies
+`auto_parallel/cluster_info.py`. L4, L20, H200, H20, A800, NVL, T4, GH200, GB200, RTX A6000, 5090, 4090, 3090: public copies
 of data sheets. B300, H800, GB10 (operations as measured there), RTX PRO 6000: `systems/` of NVIDIA's
 github.com/ai-dynamo/aiconfigurator. B200: its driver (github.com/pytorch/ao/pull/4002). Not found: RTX 6000 Ada, GB300.
 """

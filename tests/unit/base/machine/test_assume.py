@@ -109,7 +109,22 @@ def test_no_gpu_and_no_tensorrt_llm_is_a_machine_too() -> None:
         ("sm=90,gpus", ["'gpus': expected KEY=VALUE, or GPUs such as 2xH100"]),
         ("sm=90,tensorrt_llm==", ["'tensorrt_llm==': expected KEY=VALUE, or GPUs such as 2xH100"]),
         ("sm=90,gpu_memory=80", ["gpu_memory=80: unknown key 'gpu_memory'; did you mean 'gpu_memory_gib'?"]),
-        ("4xH10", ["'4xH10': expected KEY=VALUE, or GPUs such as 2xH100; did you mean H100?", SM_IS_MISSING]),
+        (
+            "4xH10",
+            [
+                "'4xH10': expected KEY=VALUE, or GPUs such as 2xH100; did you mean H100? describe another GPU by "
+                "gpus=4,sm=SM,gpu_memory_gib=GIB,gpu=H10",
+                SM_IS_MISSING,
+            ],
+        ),
+        (
+            "V100-16GB",
+            [
+                "'V100-16GB': expected KEY=VALUE, or GPUs such as 2xH100; did you mean V100? describe another GPU by "
+                "gpus=1,sm=SM,gpu_memory_gib=GIB,gpu=V100-16GB",
+                SM_IS_MISSING,
+            ],
+        ),
         ("2xH100,gpus=4", ["gpus=4: gpus is given twice"]),
         ("gpus=4,2xH100", ["2xH100: gpus is given twice"]),
         ("2xH100,L40S", ["L40S: GPUs are given twice; separate machines with ;"]),
@@ -119,6 +134,22 @@ def test_no_gpu_and_no_tensorrt_llm_is_a_machine_too() -> None:
 )
 def test_a_fault_is_said_with_what_was_expected(line: str, expected: list[str]) -> None:
     assert faults(line) == expected
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("A100-80GB", "NVIDIA A100-SXM4-80GB"),
+        ("A100 40GB", "NVIDIA A100-SXM4-40GB"),
+        ("h100-80gb", "NVIDIA H100 80GB HBM3"),
+        ("H100 80GB HBM3", "NVIDIA H100 80GB HBM3"),
+        ("L40S-48GB", "NVIDIA L40S"),
+        ("H20", "NVIDIA H20"),
+        ("H800", "NVIDIA H800"),
+    ],
+)
+def test_a_gpu_may_have_the_size_that_it_is_sold_with(typed: str, name: str) -> None:
+    assert {gpu.name for gpu in parse(f"2x{typed}").gpus} == {name}
 
 
 def test_all_faults_are_said_at_once() -> None:
