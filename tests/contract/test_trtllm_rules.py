@@ -410,6 +410,62 @@ def test_of_every_recipe_it_is_known_whether_its_model_drafts_by_itself() -> Non
         assert (recipe.family in WITHOUT_OWN_LAYERS) == (recipe.num_nextn_predict_layers is None), path.stem
 
 
+@pytest.mark.parametrize(
+    ("asked", "release", "said"),
+    [
+        (
+            cell(),
+            "1.4.0rc0",
+            "builds engines; the toolchain tensorrt_llm_pytorch serves the model without; trtllm-build",
+        ),
+        (
+            cell("int8_wo"),
+            "1.4.0rc0",
+            "the toolchain tensorrt_llm_pytorch serves the model in fp16, bf16, fp8, int4_awq, w4a8",
+        ),
+        (
+            cell(),
+            "0.5.0",
+            "engines are built this way from 0.8 on; trtllm-build is part of the package from 0.8 to 1.3.0rc20",
+        ),
+        (
+            cell("int8_wo", lane=PYTORCH),
+            "1.4.0rc0",
+            "use one of these, or engines (the toolchain tensorrt_llm, to 1.3.0rc20)",
+        ),
+        (
+            some_cell("as_is", recipe={"family": "deepseek_v3", "quantization": "fp8_block"}),
+            "1.2.0",
+            "no known script of TensorRT-LLM converts it to an engine; the toolchain tensorrt_llm_pytorch serves the model "
+            "without",
+        ),
+        (some_cell(recipe={"family": "mamba"}), "0.12.0", "to an engine; known families: llama, "),
+    ],
+)
+def test_what_engines_do_not_do_comes_with_what_works(asked: Cell, release: str, said: str) -> None:
+    assert said in str(infeasible(asked, on(release)))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "said"),
+    [
+        (
+            1,
+            "disaggregated: 2 servers need 2 GPUs, this machine has 1; settings.serve.frontend: trtllm_serve is one server",
+        ),
+        (2, None),
+    ],
+)
+def test_disaggregated_servers_on_one_gpu_have_one_server_as_the_way_on(gpus: int, said: str | None) -> None:
+    machine = parse(f"tensorrt_llm==1.2.0,sm=90,gpus={gpus},gpu_memory_gib=80")
+    told = infeasible(cell(lane=PYTORCH, serve__frontend="disaggregated"), machine)
+    assert told is None if said is None else said in str(told)
+    wide = some_cell(toolchain=PYTORCH, tp=2, settings={"serve.frontend": "disaggregated"})
+    assert gpus < 2 or "need 4 GPUs, this machine has 2; a smaller tp or pp needs fewer" in str(
+        infeasible(wide, machine)
+    )
+
+
 def test_a_gpu_that_both_backends_dropped_is_refused_by_both() -> None:
     assert "SM 70: TensorRT-LLM does not support it" in str(infeasible(cell(lane=PYTORCH), on("1.2.0", 70)))
     assert infeasible(cell(lane=PYTORCH), on("1.2.0", 80)) is None

@@ -32,6 +32,7 @@ from trtllm_pipeline.base import (
     MatrixError,
     Parallelism,
     UsageError,
+    assume,
     in_order,
     parse_parallel,
 )
@@ -54,6 +55,8 @@ OF_TENSORRT_LLM: Final = frozenset({"tensorrt_llm", "tensorrt_llm_pytorch"})
 """Toolchains that belong to a TensorRT-LLM release."""
 _ANY_GPU: Final = ""
 """The type of GPU if the matrix has no such axis."""
+ENGINES: Final = "tensorrt_llm"
+"""The one of these that builds engines."""
 EMBEDDED: Final = "embedded"
 """The toolchain that uses no GPU."""
 
@@ -258,11 +261,6 @@ def _nearest_segments(split: Sequence[Sequence[str]], parts: Sequence[str]) -> s
     return _LISTED
 
 
-_EVEN_STAGES: Final = "tensorrt_llm"
-"""The toolchain whose pipeline stages must have equal numbers of layers. The PyTorch backend gives one more to the first stages
-(`Mapping.pp_layers`), vLLM to the last but one (its pull request 6115), and SGLang accepts unequal stages too (13282)."""
-
-
 def infeasible(
     recipe: Mapping[str, Any], *, toolchain: str, precision: str, parallel: Parallelism, isl: int, osl: int
 ) -> str | None:
@@ -270,7 +268,11 @@ def infeasible(
     tp, pp, ep, dp = parallel
     attention_tp = tp // dp
     name, precisions, quantization = recipe["name"], recipe["precisions"], recipe["quantization"]
+    elsewhere = ""
     if isinstance(precisions, dict):
+        others = [other for other, listed in precisions.items() if precision in listed]
+        last = f", which needs a release up to {assume.LAST_WITH_ENGINES}" if ENGINES in others else ""
+        elsewhere = f"; it lists {precision} for {', '.join(others)}{last}" if others else ""
         precisions = precisions.get(toolchain)
     heads, kv_heads, layers = (
         recipe[number] for number in ("num_attention_heads", "num_key_value_heads", "num_hidden_layers")
@@ -281,7 +283,7 @@ def infeasible(
     if precisions == []:
         return f"{toolchain} does not have {name}: its recipe lists no precision for it"
     if precisions is not None and precision not in precisions:
-        return f"the recipe {name} lists only {', '.join(precisions)} for {toolchain}, not {precision}"
+        return f"the recipe {name} lists only {', '.join(precisions)} for {toolchain}, not {precision}{elsewhere}"
     if dp > 1 and experts is None:
         return f"dp{dp}: {name} is not a mixture of experts. Data parallel attention is for those; use tp{tp}"
     groups = f" in dp{dp}" if dp > 1 else ""
@@ -289,8 +291,6 @@ def infeasible(
         return f"{heads} attention heads cannot be divided over tp{tp}{groups}"
     if kv_heads % attention_tp and attention_tp % kv_heads:
         return f"{kv_heads} key/value heads can be neither divided over nor repeated to tp{tp}{groups}"
-    if toolchain == _EVEN_STAGES and layers % pp:
-        return f"{layers} layers cannot be divided over pp{pp}"
     if layers < pp:
         return f"pp{pp}: {name} has {layers} layers, and each stage needs one"
     if ep > 1 and experts is None:

@@ -63,7 +63,8 @@ _FEWER_BITS: Final = {"fp8": 8, "int8": 8, "int4": 4}
 
 def _infeasible(cell: Cell, machine: Machine) -> str | None:
     openai = command.settings(cell)
-    if (reason := foreign(cell, _OWN_SETTINGS)) is not None:
+    own = "" if openai["url"] else f"; settings.openai.options has {cell.toolchain}'s own options"
+    if (reason := foreign(cell, _OWN_SETTINGS, own)) is not None:
         return reason
     if (frontend := cell.settings["serve"]["frontend"]) != "triton":
         return f"settings.serve.frontend {frontend}: only the TensorRT-LLM toolchains have frontends"
@@ -108,7 +109,10 @@ def _of_known(cell: Cell, placeholders: set[str]) -> str | None:
     if cell.settings["perf"]["ignore_eos"] and not known.exact_lengths:
         return f"settings.perf.ignore_eos: {cell.toolchain} does not support it"
     if known.precisions is not None and cell.precision not in known.precisions:
-        return f"precision {cell.precision}: {cell.toolchain} supports {', '.join(known.precisions)}"
+        return (
+            f"precision {cell.precision}: {cell.toolchain} supports {', '.join(known.precisions)}, and quantizes to no other "
+            f"when it loads; use {AS_IS} with a model that is published quantized"
+        )
     if cell.tp * cell.pp > 1 and not {"tp", "attention_tp"} & placeholders:
         return f"tp{cell.tp}pp{cell.pp}: {cell.toolchain} has no option for several GPUs"
     if cell.ep > 1 and not known.experts:
@@ -123,6 +127,8 @@ def _of_known(cell: Cell, placeholders: set[str]) -> str | None:
             f"{cell.isl} input and {cell.osl} output tokens: {cell.toolchain} needs a context of {context} tokens for them, "
             f"the model has {positions} positions"
         )
+    # Pipeline stages may be unequal: vLLM gives one layer more to the last but one (its pull request 6115), SGLang accepts
+    # them too (13282).
     return _cut(cell) if cell.toolchain in _SPLITTING else None
 
 

@@ -159,18 +159,18 @@ def rule(cell: Cell) -> dict[str, Any]:
     return {"exclusive": None if beside is Exclusive.MACHINE else beside.value}
 
 
-def foreign(cell: Cell, own: Mapping[str, Collection[str]]) -> str | None:
+def foreign(cell: Cell, own: Mapping[str, Collection[str]], instead: str = "") -> str | None:
     """The first setting or feature of a cell that only the TensorRT-LLM toolchains support, or None.
 
     `own` has, by section of settings, the names that another toolchain supports as well. () means all except options of
-    TensorRT-LLM's programs.
+    TensorRT-LLM's programs. `instead` has words for its own way to such settings.
     """
     for section, known in own.items():
         for name, value in cell.settings[section].items():
             # A default has no effect, whether set or not.
             unsaid = (None, {}, DEFAULTS.get(name)) if section == "repository" else (None, {})
             if value not in unsaid and (name == "options" or (known and name not in known)):
-                return f"settings.{section}.{name}: only the TensorRT-LLM toolchains support this setting"
+                return f"settings.{section}.{name}: only the TensorRT-LLM toolchains support this setting{instead}"
     if cell.settings["perf"]["trtllm_bench"]:
         return "settings.perf.trtllm_bench: only the TensorRT-LLM toolchains support it"
     if (images := image_setting(cell)) is not None:
@@ -178,7 +178,7 @@ def foreign(cell: Cell, own: Mapping[str, Collection[str]]) -> str | None:
     if companions.adapters(cell) or any(cell.settings[name]["lora"] for name in ("smoke", "perf", "accuracy")):
         return "settings.lora.adapter: only the TensorRT-LLM toolchains support LoRA adapters"
     if (drafts := companions.speculation(cell)) is not None:
-        return f"settings.speculative.method {drafts['method']}: only the TensorRT-LLM toolchains draft tokens"
+        return f"settings.speculative.method {drafts['method']}: only the TensorRT-LLM toolchains draft tokens{instead}"
     return None
 
 

@@ -508,8 +508,9 @@ def _not_with_images(cell: Cell, machine: Machine) -> str | None:
 
 
 def _instead(cell: Cell, machine: Machine) -> str | None:
-    """The PyTorch runtime, for a family that the release does not convert, and for a precision or a parallelism that
-    only the runtime supports.
+    """The PyTorch runtime, for a family that the release does not convert, for a precision or a parallelism that only
+    the runtime supports, and for a precision that the recipe lists only for it: the runtime then has the reason why the
+    cell cannot work.
     """
     release = installed(machine).release
     if not releases.at_least(release, releases.FIRST_PYTORCH):
@@ -521,7 +522,11 @@ def _instead(cell: Cell, machine: Machine) -> str | None:
     unknown = unknown or (name in vision.FAMILIES and name not in vision.PYTORCH_WITHOUT)
     if unknown or rules.takes_model(cell, machine):
         return PYTORCH if unknown else None
-    return PYTORCH if rules.takes_model(replace(cell, toolchain=PYTORCH), machine) else None
+    if rules.takes_model(replace(cell, toolchain=PYTORCH), machine):
+        return PYTORCH
+    engines, pytorch = (rules.precisions_of(cell.recipe, each) for each in (cell.toolchain, PYTORCH))
+    only = engines is not None and cell.precision not in engines and cell.precision in (pytorch or ())
+    return PYTORCH if only else None
 
 
 TOOLCHAIN: Final = Toolchain(

@@ -9,7 +9,7 @@ stand-ins use, so that this table and they can disagree.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, Literal
@@ -202,11 +202,7 @@ def _rules_of(toolchain: str, release: str) -> tuple[Rule, ...]:
 # ---------------------------------------------------------------------------------------- TLM1: features of a release
 
 
-@rule(
-    "TLM101",
-    f"engines need trtllm-build, which is part of the package from {FIRST} to {assume.LAST_WITH_ENGINES}; the toolchain {PYTORCH} "
-    "needs none",
-)
+@rule("TLM101", f"trtllm-build is part of the package from {FIRST} to {assume.LAST_WITH_ENGINES}")
 def no_builder(case: Case) -> str | None:
     """Engines with a release, or an installation, that has no `trtllm-build`. Source: the release page of 1.3.0rc20,
     which calls itself the last one with the TensorRT backend.
@@ -214,7 +210,21 @@ def no_builder(case: Case) -> str | None:
     if not at_least(case.release, FIRST):
         return f"TensorRT-LLM {case.release}: engines are built this way from {FIRST} on"
     # The installation decides, not the release number.
-    return None if case.installed.build else f"TensorRT-LLM {case.release} here has no trtllm-build"
+    if case.installed.build:
+        return None
+    return f"TensorRT-LLM {case.release} here has no trtllm-build, which builds engines{_on_pytorch(case)}"
+
+
+def _on_pytorch(case: Case) -> str:
+    """Words for the PyTorch backend, if it supports the cell of an engine, at least in another precision."""
+    on_pytorch = replace(case.cell, toolchain=PYTORCH)
+    if not at_least(case.release, FIRST_PYTORCH):
+        return ""
+    if takes_model(on_pytorch, case.machine):
+        return f"; the toolchain {PYTORCH} serves the model without"
+    listed = precisions_of(case.cell.recipe, PYTORCH) or PYTORCH_PRECISIONS
+    known = [each for each in listed if takes_model(replace(on_pytorch, precision=each), case.machine)]
+    return f"; the toolchain {PYTORCH} serves the model in {', '.join(known)}" if known else ""
 
 
 @rule("TLM102", "docs/tensorrt-llm.md has the families of both toolchains")
@@ -227,10 +237,16 @@ def no_family(case: Case) -> str | None:
         return f"family {case.family}: {why}{other}"
     if case.family in FAMILIES:
         return None
-    return f"family {case.family}: no known script of TensorRT-LLM converts it; known families: {', '.join(FAMILIES)}"
+    instead = _on_pytorch(case) or f"; known families: {', '.join(FAMILIES)}"
+    return f"family {case.family}: no known script of TensorRT-LLM converts it to an engine{instead}"
 
 
-@rule("TLM103", "use the toolchain tensorrt_llm", toolchains=(PYTORCH,), before=FIRST_PYTORCH)
+@rule(
+    "TLM103",
+    f"use the toolchain {ENGINES}, from {FIRST} on, or a newer release",
+    toolchains=(PYTORCH,),
+    before=FIRST_PYTORCH,
+)
 def no_pytorch(case: Case) -> str | None:
     """The PyTorch runtime before 1.0, when it was a preview. Source: release notes."""
     return f"TensorRT-LLM {case.release}: its PyTorch backend is a preview before {FIRST_PYTORCH}"
@@ -240,10 +256,9 @@ def no_pytorch(case: Case) -> str | None:
 def not_in_recipe(case: Case) -> str | None:
     """A precision or release that the model's recipe leaves out. Source: the recipe, whose comments name the sources."""
     cell = case.cell
-    listed = cell.recipe.get("precisions")
-    works = listed.get(cell.toolchain) if isinstance(listed, dict) else listed
-    if isinstance(works, list | tuple) and cell.precision not in works:
-        known = ", ".join(map(str, works)) or "none"
+    works = precisions_of(cell.recipe, cell.toolchain)
+    if works is not None and cell.precision not in works:
+        known = ", ".join(works) or "none"
         return f"precision {cell.precision}: the recipe of {cell.model} lists for {cell.toolchain}: {known}"
     limits = _of_toolchain(case, "releases")
     if isinstance(limits, str) and not _within(case.release, limits):
@@ -253,6 +268,13 @@ def not_in_recipe(case: Case) -> str | None:
     if isinstance(limits, str) and not _within(case.release, limits):
         return f"precision {cell.precision}: works with {cell.model} in releases {limits}, this is {case.release}"
     return None
+
+
+def precisions_of(recipe: Mapping[str, Json], toolchain: str) -> Sequence[str] | None:
+    """The precisions that a recipe lists for a toolchain. None if it does not limit them."""
+    listed = recipe.get("precisions")
+    works = listed.get(toolchain) if isinstance(listed, dict) else listed
+    return [*map(str, works)] if isinstance(works, list | tuple) else None
 
 
 _LATER: Final = {"qwen": " (Qwen 1; Qwen1.5, Qwen2 and Qwen2.5 are family qwen2)"}
@@ -426,7 +448,11 @@ def integers_on_blackwell(case: Case) -> str | None:
     return None
 
 
-@rule("TLM206", "the toolchain tensorrt_llm supports more", toolchains=(PYTORCH,))
+@rule(
+    "TLM206",
+    f"use one of these, or engines (the toolchain {ENGINES}, to {assume.LAST_WITH_ENGINES}), which have more",
+    toolchains=(PYTORCH,),
+)
 def not_in_pytorch(case: Case) -> str | None:
     """A precision or cache that the PyTorch runtime does not support. Source: its page on quantization."""
     if case.cell.precision not in (*PYTORCH_PRECISIONS, AS_IS):
@@ -444,10 +470,14 @@ def awq_on_blackwell(case: Case) -> str | None:
     releases in between were not read.
     """
     rubin, listed = _RUBIN
-    below = 100 if not at_least(case.release, _AWQ_ON_BLACKWELL) else 110 if at_least(case.release, listed) else rubin
-    if case.precision not in {"int4_awq", "w4a8_awq"} or case.sm is None or case.sm < below:
+    if case.precision not in {"int4_awq", "w4a8_awq"} or case.sm is None or case.sm < 100:
         return None
-    return f"precision {case.shown}: the PyTorch backend supports it below SM {below}, this is SM {case.sm}"
+    if case.sm >= 110:
+        return f"precision {case.shown}: the PyTorch backend does not support it on SM {case.sm}"
+    since = _AWQ_ON_BLACKWELL if case.sm < rubin else listed
+    if at_least(case.release, since):
+        return None
+    return f"precision {case.shown}: the PyTorch backend supports it on SM {case.sm} from {since} on, this is {case.release}"
 
 
 @rule("TLM208", "use another precision or GPU", toolchains=_BOTH)
@@ -459,11 +489,14 @@ def gpu_precision(case: Case) -> str | None:
     sm, precision = case.sm, case.precision
     if sm is None:
         return None
-    least = _LEAST_SM.get(precision, 0)
-    if precision == "nvfp4" and case.cell.toolchain == PYTORCH and at_least(case.release, _MARLIN):
-        least = 89 if at_least(case.release, _MARLIN_ADA) else 90
+    least, later = _LEAST_SM.get(precision, 0), ""
+    if precision == "nvfp4" and case.cell.toolchain == PYTORCH:
+        if at_least(case.release, _MARLIN):
+            least = 89 if at_least(case.release, _MARLIN_ADA) else 90
+        since = {90: _MARLIN, 89: _MARLIN_ADA}.get(sm)
+        later = "" if since is None else f" before TensorRT-LLM {since}"
     if sm < least:
-        return f"precision {case.shown} needs SM {least} or newer, this is SM {sm}"
+        return f"precision {case.shown} needs SM {least} or newer{later}, this is SM {sm}"
     if case.kv == "fp8" and sm < _LEAST_SM["fp8"]:
         return f"settings.quantize.kv_cache_precision fp8 needs SM {_LEAST_SM['fp8']} or newer, this is SM {sm}"
     return None
@@ -993,9 +1026,8 @@ def layout(case: Case) -> str | None:
     models' own assertions; `Mapping.pp_layers`, by which the PyTorch backend gives the first stages one layer more.
     """
     shape, tp, pp, gpus = case.shape, case.cell.tp, case.cell.pp, len(case.machine.gpus)
-    if (needed := backends.served_gpus(case.cell)) > gpus:
-        what = f"tp{tp}pp{pp} needs" if needed == tp * pp else "disaggregated servers need"
-        return f"{what} {needed} GPUs, this machine has {gpus}"
+    if tp * pp > gpus:
+        return f"tp{tp}pp{pp} needs {tp * pp} GPUs, this machine has {gpus}"
     uneven = tiles.uneven(shape.num_attention_heads, shape.num_key_value_heads, case.cell.attention_tp)
     return uneven or (uneven_stages(shape.num_hidden_layers, pp) if case.cell.toolchain == ENGINES else None)
 
@@ -1515,17 +1547,22 @@ def exact_lengths(case: Case) -> str | None:
 
 @rule("TLM732", "settings.serve.frontend: trtllm_serve is one server for both", toolchains=_BOTH)
 def disaggregated(case: Case) -> str | None:
-    """Disaggregated servers of an engine, of a release with other names for their settings, or with features that the
-    router is not known to pass on. Source: examples/disaggregated and `CacheTransceiverConfig`, which had other names
+    """Disaggregated servers of an engine, of a release with other names for their settings, on too few GPUs, or with
+    features that the router is not known to pass on. Source: examples/disaggregated and `CacheTransceiverConfig`, which had other names
     before 1.1.
     """
-    if backends.disaggregated(case.cell) is None:
+    servers, gpus = backends.disaggregated(case.cell), len(case.machine.gpus)
+    if servers is None:
         return None
     frontend = f"settings.serve.frontend {FRONTEND_DISAGGREGATED}"
     if case.cell.toolchain == ENGINES:
         return f"{frontend}: it serves Hugging Face weights, on the toolchain {PYTORCH}"
     if not at_least(case.release, FIRST_DISAGGREGATED):
         return f"{frontend}: known for TensorRT-LLM {FIRST_DISAGGREGATED} and later, this is {case.release}"
+    if (needed := backends.served_gpus(case.cell)) > gpus:
+        fewest = servers["context_servers"] + servers["generation_servers"]
+        smaller = "; a smaller tp or pp needs fewer" if fewest <= gpus else ""
+        return f"{frontend}: {fewest} servers need {needed} GPUs, this machine has {gpus}{smaller}"
     return f"settings.lora.adapter: not known to work with {frontend}" if companions.adapters(case.cell) else None
 
 

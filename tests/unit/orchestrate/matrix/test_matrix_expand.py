@@ -431,13 +431,6 @@ def test_cells_that_cannot_work_are_kept_with_their_reason(
     assert [cell.reason for cell in cells_of(write(axes={**ONE, **axes}))] == [reason]
 
 
-@pytest.mark.parametrize("toolchain", ["tensorrt_llm", "tensorrt_llm_pytorch", "vllm", "sglang"])
-def test_only_engines_need_equal_pipeline_stages(folder: Path, write: Write, toolchain: str) -> None:
-    (folder / "recipes" / "small.yaml").write_text(RECIPE.replace("{embedded: ", f"{{{toolchain}: "))
-    (cell,) = cells_of(write(axes={**ONE, "parallel": ["tp1pp4"]}), toolchain=toolchain)
-    assert cell.reason == ("6 layers cannot be divided over pp4" if toolchain == "tensorrt_llm" else None)
-
-
 def test_experts_are_dealt_where_a_recipe_has_them(folder: Path, write: Write) -> None:
     asked = write(axes={**ONE, "parallel": ["tp8", "tp8ep4"]})
     plain, dealt = cells_of(asked)

@@ -90,11 +90,37 @@ def test_cells_of_one_model_may_differ(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("release", "sm", "precision", "said"),
+    [
+        ("1.2.0", 100, "int4_awq", "the PyTorch backend supports it on SM 100 from 1.2.1 on, this is 1.2.0"),
+        ("1.2.0", 90, "nvfp4", "precision nvfp4 needs SM 100 or newer before TensorRT-LLM 1.3.0rc20, this is SM 90"),
+    ],
+)
+def test_what_only_pytorch_has_is_refused_with_its_reason(
+    tmp_path: Path, release: str, sm: int, precision: str, said: str
+) -> None:
+    (cell,) = cells(tmp_path, release, {"model": ["qwen3-8b"], "precision": [precision]}, sm)
+    assert said in str(cell.reason)
+
+
+def test_a_family_without_engines_comes_before_its_parallelism(tmp_path: Path) -> None:
+    axes = {"model": ["deepseek-v3"], "precision": ["as_is"], "parallel": ["tp4pp2"]}
+    (cell,) = cells(tmp_path, "1.2.0", axes, toolchain=ENGINES)
+    assert "family deepseek_v3: no known script" in str(cell.reason)
+
+
+def test_a_precision_that_only_engines_have_is_said_where_there_are_none(tmp_path: Path) -> None:
+    axes = {"model": ["llama-3.1-8b-instruct"], "precision": ["int8_wo"]}
+    (cell,) = cells(tmp_path, "1.4.0rc0", axes)
+    assert "not int8_wo; it lists int8_wo for tensorrt_llm, which needs a release up to 1.3.0rc20" in str(cell.reason)
+
+
 def test_a_toolchain_that_is_named_stays(tmp_path: Path) -> None:
     axes = {"model": ["llama-3.1-8b-instruct"], "precision": ["bf16"], "parallel": ["tp1pp3"]}
     (cell,) = cells(tmp_path, "1.2.0", axes, toolchain=ENGINES)
     assert cell.toolchain == ENGINES
-    assert cell.reason == "32 layers cannot be divided over pp3"
+    assert cell.reason == "pp3: 32 layers cannot be split evenly into 3 stages; use another tp and pp"
 
 
 def test_a_mistake_in_settings_changes_no_toolchain(tmp_path: Path) -> None:

@@ -99,13 +99,17 @@ def test_a_command_of_ones_own_is_filled() -> None:
         (cell("openai", openai__command="serve {port} {modell}"), "unknown placeholder {modell}"),
         (cell("openai", openai__command="serve {model}"), "has no {port}"),
         (cell("openai", openai__command="serve '{port}"), "No closing quotation"),
-        (cell("vllm", "int4_awq"), "precision int4_awq: vllm supports"),
+        (
+            cell("vllm", "int4_awq"),
+            "quantizes to no other when it loads; use as_is with a model that is published quantized",
+        ),
         (cell("transformers", tp=2), "tp2pp1: transformers has no option"),
         (cell("vllm", tp=8), "8 GPUs are needed, the machine has 4"),
         (cell("vllm", ep=2, tp=4), "ep2: vllm distributes experts over all GPUs, which is ep4 for tp4"),
         (cell("llama_cpp", "fp8"), "precision fp8: GGUF files"),
         (cell("transformers", perf__ignore_eos=True), "settings.perf.ignore_eos: transformers does not support it"),
-        (cell("vllm", build__max_num_tokens=4096), "settings.build.max_num_tokens: only the TensorRT-LLM"),
+        (cell("vllm", build__max_num_tokens=4096), "; settings.openai.options has vllm's own options"),
+        (cell("vllm", speculative__method="ngram"), "draft tokens; settings.openai.options has vllm's own options"),
         (cell("vllm", serve__frontend="trtllm_serve"), "settings.serve.frontend trtllm_serve"),
         (cell("vllm", lora__adapter="./a"), "settings.lora.adapter"),
         (
@@ -145,6 +149,11 @@ def test_a_gpu_that_is_too_old_for_a_precision_is_named(one: Cell, sm: int, said
 @pytest.mark.parametrize(("name", "positions"), [("sglang", 166), ("vllm", 160)])
 def test_lengths_may_fill_the_context_but_for_what_the_server_leaves_free(name: str, positions: int) -> None:
     assert reason(cell(name, recipe={**RECIPE, "max_position_embeddings": positions})) is None
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_pipeline_stages_may_be_unequal(name: str) -> None:
+    assert reason(cell(name, pp=3)) is None
 
 
 def test_a_program_that_is_not_there_makes_a_cell_infeasible_on_this_machine_alone() -> None:
