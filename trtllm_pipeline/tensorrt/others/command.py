@@ -75,6 +75,10 @@ class KnownServer:
     """Seconds until it is ready, without reading weights (docs/project/vllm.md)."""
     gpu_share: Mapping[str, float] = field(default_factory=dict)
     """The option for its share of each GPU's memory -> the default of that option. Empty if it has no such option."""
+    spills: bool = False
+    """True if it keeps weights that do not fit on its GPUs in host memory: `device_map="auto"` of transformers, `--fit`
+    of llama.cpp.
+    """
 
 
 def _read() -> dict[str, KnownServer]:

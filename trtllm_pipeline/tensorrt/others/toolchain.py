@@ -15,7 +15,19 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base import Cell, Exclusive, Json, Machine, Needs, Resources, ServerError, assume, probe
+from trtllm_pipeline.base import (
+    Cell,
+    Exclusive,
+    Json,
+    Machine,
+    Needs,
+    Resources,
+    ServerError,
+    assume,
+    count,
+    memory_size,
+    probe,
+)
 from trtllm_pipeline.models import AS_IS, ModelPart, part_of, shown
 from trtllm_pipeline.tensorrt.embedded import toolchain as embedded
 from trtllm_pipeline.tensorrt.embedded.params import PRECISIONS as GGUF_PRECISIONS
@@ -207,7 +219,8 @@ def _takes(cell: Cell, machine: Machine) -> Resources:
 
 def _needs(cell: Cell, machine: Machine) -> Needs:
     """The share of a GPU that the server is configured to allocate, or as much memory as a GPU must have for its share to
-    hold the weights and the KV cache of all requests. If the share is unknown: the weights alone, as an assumption.
+    hold the weights and the KV cache of all requests. If the share is unknown: the weights alone, as an assumption, on
+    the host if a server keeps those there that do not fit.
     """
     if command.settings(cell)["url"]:
         return Needs()
@@ -216,7 +229,8 @@ def _needs(cell: Cell, machine: Machine) -> Needs:
         return Needs(host=source_bytes(cell), assumed=("host",))
     share = command.gpu_share(cell)
     if share is None:
-        return Needs(gpu=source_bytes(cell) // leased, assumed=("gpu",))
+        spilled = _spilled(cell, machine)
+        return Needs(host=spilled, gpu=(source_bytes(cell) - spilled) // leased, assumed=("host", "gpu"))
     allocated = round(share * min(gpu.memory_bytes for gpu in machine.gpus))
     if _weight_bits(cell) == 0:  # options can offload or quantize weights and cache
         return Needs(gpu=allocated, gpu_least=0, error=_SHARE_ERROR)
@@ -224,6 +238,14 @@ def _needs(cell: Cell, machine: Machine) -> Needs:
     # Layers with a window have a smaller cache, so that nothing is refused because of it.
     held = weights + request * cell.group_batch_size
     return Needs(gpu=max(allocated, round(held / share)), gpu_least=round(weights / share), error=_SHARE_ERROR)
+
+
+def _spilled(cell: Cell, machine: Machine) -> int:
+    """Weights that do not fit on the GPUs of a server that keeps them in host memory, in bytes."""
+    known, leased = command.known_of(cell), gpus(cell, machine)
+    if known is None or not known.spills or not leased:
+        return 0
+    return max(0, source_bytes(cell) - leased * min(gpu.memory_bytes for gpu in machine.gpus))
 
 
 def _held(cell: Cell) -> tuple[int, int]:
@@ -375,9 +397,15 @@ def _asking(stage: Stage, **changed: Any) -> Stage:
     return replace(stage, inputs=inputs, **changed)
 
 
-def _caveat(cell: Cell, _machine: Machine) -> str | None:
-    url = command.settings(cell)["url"]
-    return f"at {url}: a running server, not started by us" if url else None
+def _caveat(cell: Cell, machine: Machine) -> str | None:
+    if url := command.settings(cell)["url"]:
+        return f"at {url}: a running server, not started by us"
+    if spilled := _spilled(cell, machine):
+        return (
+            f"{memory_size(spilled)} of {cell.precision} weights do not fit on {count(gpus(cell, machine), 'GPU')}; "
+            f"{cell.toolchain} keeps them in host memory, which is slow"
+        )
+    return None
 
 
 def _toolchain(name: str) -> Toolchain:

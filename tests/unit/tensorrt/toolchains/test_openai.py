@@ -25,6 +25,7 @@ from trtllm_pipeline.tensorrt.others.command import KNOWN
 from trtllm_pipeline.tensorrt.others.server import argv, settled
 from trtllm_pipeline.tensorrt.stage.params import LaunchOpenAi
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.toolchains.time_estimates import source_bytes
 
 NO_GPU = Machine(cpus=8, cpu="some")
 
@@ -203,7 +204,23 @@ def test_a_server_that_allocates_a_share_of_the_gpu_needs_that_share(one: Cell, 
 def test_the_memory_of_other_servers_is_assumed(one: Cell) -> None:
     needs = expected(toolchains.load(one.toolchain).stage("launch"), one, H100S)
     assert needs is not None
-    assert needs.assumed == ("gpu",)
+    assert "gpu" in needs.assumed
+
+
+@pytest.mark.parametrize("name", ["transformers", "llama_cpp"])
+def test_weights_that_do_not_fit_are_kept_in_host_memory_by_a_server_that_can(name: str) -> None:
+    stage, parameters = toolchains.load(name).stage("launch"), 50_000_000_000
+    needs = expected(stage, cell(name, recipe={**RECIPE, "parameters": parameters}), H100S)
+    assert needs is not None
+    assert (needs.gpu, needs.host) == (
+        GIB80,
+        source_bytes(cell(name, recipe={**RECIPE, "parameters": parameters})) - GIB80,
+    )
+    told = toolchains.caveats([cell(name, recipe={**RECIPE, "parameters": parameters})], H100S)
+    assert told == [
+        f"small: 13.1 GiB of bf16 weights do not fit on 1 GPU; {name} keeps them in host memory, which is slow"
+    ]
+    assert toolchains.caveats([cell(name)], H100S) == []
 
 
 def test_weights_larger_than_the_gpus_are_refused_before_the_start() -> None:
