@@ -436,8 +436,10 @@ def test_of_every_recipe_it_is_known_whether_its_model_drafts_by_itself() -> Non
         (
             some_cell("as_is", recipe={"family": "deepseek_v3", "quantization": "fp8_block"}),
             "1.2.0",
-            "no known script of TensorRT-LLM converts it to an engine; the toolchain tensorrt_llm_pytorch serves the model "
-            "without",
+            (
+                "no known script of TensorRT-LLM converts it to an engine; the toolchain tensorrt_llm_pytorch serves the model "
+                "without"
+            ),
         ),
         (some_cell(recipe={"family": "mamba"}), "0.12.0", "to an engine; known families: llama, "),
     ],

@@ -124,8 +124,10 @@ def test_what_works_with_pytorch(precision: str) -> None:
         (
             _cell(),
             _machine("0.16.0", sm=70),
-            "SM 70: TensorRT-LLM does not support it from 0.16 on, this is 0.16.0; releases 0.9 to 0.15 convert qwen2 and "
-            "support it; use a GPU of SM 75 or newer",
+            (
+                "SM 70: TensorRT-LLM does not support it from 0.16 on, this is 0.16.0; releases 0.9 to 0.15 convert qwen2 and "
+                "support it; use a GPU of SM 75 or newer"
+            ),
         ),
         (_cell(recipe={"family": "qwen3"}), _machine("1.0.0", sm=70), "this is 1.0.0; use a GPU of SM 75 or newer"),
         (_cell(kv="bf16"), _machine(), "kv_cache_precision bf16: an unquantized cache is float16"),
