@@ -369,7 +369,7 @@ def test_before_pytorch_one_lane_of_both_is_there(planner: Planner) -> None:
     planned = planner.plan("backends", "0.16.0")
     assert {cell["axes"]["toolchain"] for cell in feasible(planned)} == {ENGINES}
     assert {cell["reason"] for cell in planned["cells"] if not cell["feasible"]} == {
-        "TensorRT-LLM 0.16.0: its PyTorch backend is a preview before 1.0; use the toolchain tensorrt_llm"
+        "TensorRT-LLM 0.16.0: its PyTorch backend is a preview before 1.0; use the toolchain tensorrt_llm, or a newer release"
     }
     check_programs(planned, "0.16.0")
 

@@ -243,7 +243,7 @@ def no_family(case: Case) -> str | None:
 
 @rule(
     "TLM103",
-    f"use the toolchain {ENGINES}, from {FIRST} on, or a newer release",
+    f"use the toolchain {ENGINES}, or a newer release",
     toolchains=(PYTORCH,),
     before=FIRST_PYTORCH,
 )
