@@ -20,6 +20,8 @@ _LEAST_FRACTION: Final = 0.4
 _ROWS: Final = 512
 _LEAST_ROWS: Final = 16
 _LEAST_TOKENS: Final = 512
+_OF_TENSORRT_LLM: Final = frozenset({catalog.ENGINES, catalog.PYTORCH})
+"""The toolchains that read settings of a forward pass and of the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,8 @@ def _rows(cell: Cell) -> Iterator[Reduction]:
 def _tokens(cell: Cell) -> Iterator[Reduction]:
     """Tokens of a forward pass, at least one prompt. Prompts of several requests are processed one after another."""
     tokens = cell.settings["build"].get("max_num_tokens")
-    if companions.speculation(cell) is None:  # drafting has its own limits
+    # Other servers do not read it, and drafting has its own limits.
+    if cell.toolchain in _OF_TENSORRT_LLM and companions.speculation(cell) is None:
         for fewer in _halves(tokens if isinstance(tokens, int) else USUAL_NUM_TOKENS, max(cell.isl, _LEAST_TOKENS)):
             yield _setting("build", "max_num_tokens", fewer)
 
@@ -119,6 +122,8 @@ def _layouts(cell: Cell, machine: Machine) -> Iterator[Reduction]:
 
 
 def _shares(cell: Cell, machine: Machine) -> Iterator[Reduction]:
+    if cell.toolchain not in _OF_TENSORRT_LLM:
+        return  # they do not read the setting
     if companions.DRAFT in cell.companions and cell.toolchain == catalog.ENGINES:
         return  # the caches of both engines share the memory
     share = cell.settings["repository"].get("kv_cache_free_gpu_mem_fraction")

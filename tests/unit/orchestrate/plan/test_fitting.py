@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import trtllm_cells
+from tests.helpers import openai_cells, trtllm_cells
 from trtllm_pipeline.base.domain import Cell, CellId, Json
 from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.base.machine.model import Machine
@@ -63,6 +63,11 @@ def test_gpus_that_are_there_cost_less_than_a_smaller_batch() -> None:
 def test_a_share_of_the_cache_costs_nothing() -> None:
     low = with_setting(llama(16), "repository", kv_cache_free_gpu_mem_fraction=0.3)
     assert fitted(low, gpus(4, 24)) == ("settings.repository.kv_cache_free_gpu_mem_fraction=0.95",)
+
+
+def test_other_servers_are_given_no_settings_that_they_do_not_read() -> None:
+    large = openai_cells.cell("vllm", recipe={**trtllm_cells.RECIPE, "parameters": 50_000_000_000})
+    assert fitted(large, gpus(2, 80)) == ("axes.parallel=[tp2pp1]",)
 
 
 def test_a_smaller_share_of_the_cache_makes_room_for_a_visual_engine() -> None:
