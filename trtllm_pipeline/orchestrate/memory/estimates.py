@@ -135,9 +135,14 @@ def is_known(stage: Stage, cell: Cell) -> bool:
     return stage.needs is not None and "num_hidden_layers" in cell.recipe
 
 
-def expected_by_kind(needs: Needs) -> dict[str, int]:
-    """An estimate in the form that is recorded with the actual use."""
-    return {"host": needs.host, "gpu": needs.gpu, "shared": needs.shared, "leaves": needs.leaves}
+def expected_by_kind(needs: Needs, machine: Machine) -> dict[str, int]:
+    """An estimate in the form that is recorded with the actual use. What works on less at a time takes the memory that
+    there is: its use does not show that the rest of the estimate was wrong.
+    """
+    gpu, has = needs.gpu, min((each.memory_bytes for each in machine.gpus), default=needs.gpu)
+    if needs.gpu_least is not None and needs.gpu_least <= has:
+        gpu = min(gpu, has)
+    return {"host": needs.host, "gpu": gpu, "shared": needs.shared, "leaves": needs.leaves}
 
 
 @dataclass(frozen=True, slots=True)

@@ -580,8 +580,9 @@ class _Execution:
     def _peak(self, held: _Running, usage: Usage, left: int) -> Peak:
         """Return expected and actual resource usage of a stage run. Later plans use it."""
         machine, run = self._plan.machine, held.run
+        of_type = machine.of(run.first_cell.gpu)
         estimate = estimates.expected(run.stage, run.first_cell, machine)
-        expected = {} if estimate is None else estimates.expected_by_kind(estimate)
+        expected = {} if estimate is None else estimates.expected_by_kind(estimate, of_type)
         seconds = held.ready_s if run.stage.scope is Scope.SERVICE else usage.wall_s
         taken = {
             "host": usage.peak_bytes,
@@ -591,7 +592,7 @@ class _Execution:
             "written": usage.written_bytes,
             "ms": round(1000 * (seconds or 0.0)),
         }
-        system = estimates.system(machine.of(run.first_cell.gpu))
+        system = estimates.system(of_type)
         return Peak(run.label, system, {**expected, "ms": round(1000 * guess_s(run, machine))}, taken)
 
     def _failure(self, run: StageRun, error: StageError) -> scheduling.Event:

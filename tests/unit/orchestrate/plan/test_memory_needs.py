@@ -62,6 +62,18 @@ def test_an_estimate_is_corrected_by_the_median_ratio_of_what_was_measured() -> 
     assert corrected(peak(120), peak(120)).error == 0.05, "two that agree are not certain"
 
 
+def test_what_worked_on_less_is_measured_by_the_memory_that_there_was() -> None:
+    machine = parse("sm=90,gpus=2,gpu_memory_gib=80")
+    has = 80 << 30
+    for needs, recorded in (
+        (Needs(gpu=6 * has, gpu_least=has // 2), has),
+        (Needs(gpu=has // 2, gpu_least=has // 4), has // 2),
+        (Needs(gpu=2 * has), 2 * has),
+        (Needs(gpu=6 * has, gpu_least=2 * has), 6 * has),
+    ):
+        assert estimates.expected_by_kind(needs, machine)["gpu"] == recorded
+
+
 def test_only_what_is_alike_corrects() -> None:
     assert corrected(peak(120, system="NVIDIA H200; 1.0.0")).measured == 0
     other = peak(200, label="convert/embedded/large/fp16")
