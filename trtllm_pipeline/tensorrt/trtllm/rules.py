@@ -428,8 +428,9 @@ def gpu_too_old(case: Case) -> str | None:
     if case.sm is None or case.sm >= 75:
         return None
     family = FAMILIES.get(case.family) if case.cell.toolchain == ENGINES else None
-    known = family is not None and not at_least(family.since, "0.16") and case.sm >= _LEAST_SM.get(case.precision, 0)
-    older = f"; releases {family.since} to 0.15 convert {case.family} and support it" if family and known else ""
+    older = ""
+    if family is not None and not at_least(family.since, "0.16") and case.sm >= _LEAST_SM.get(case.precision, 0):
+        older = f"; releases {family.since} to 0.15 convert {case.family} and support it"
     return f"SM {case.sm}: TensorRT-LLM does not support it from 0.16 on, this is {case.release}{older}"
 
 
@@ -1548,8 +1549,8 @@ def exact_lengths(case: Case) -> str | None:
 @rule("TLM732", "settings.serve.frontend: trtllm_serve is one server for both", toolchains=_BOTH)
 def disaggregated(case: Case) -> str | None:
     """Disaggregated servers of an engine, of a release with other names for their settings, on too few GPUs, or with
-    features that the router is not known to pass on. Source: examples/disaggregated and `CacheTransceiverConfig`, which had other names
-    before 1.1.
+    features that the router is not known to pass on. Source: examples/disaggregated and `CacheTransceiverConfig`, which
+    had other names before 1.1.
     """
     servers, gpus = backends.disaggregated(case.cell), len(case.machine.gpus)
     if servers is None:
