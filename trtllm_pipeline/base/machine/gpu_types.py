@@ -69,6 +69,11 @@ def counted(text: str) -> tuple[str | None, GpuType | None]:
     return match[1], next(named, None)
 
 
+def short(name: str) -> str:
+    """The table's name for a GPU with this name of the driver. `name` itself if it has none."""
+    return next((short for short, kind in GPU_TYPES.items() if kind.name == name), name)
+
+
 def near(text: str) -> str | None:
     """The table's name that is closest to the GPU in `text`."""
     match = _COUNTED.fullmatch(text.strip())
