@@ -36,8 +36,8 @@ from trtllm_pipeline.orchestrate.plan import plan as planning
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
 from trtllm_pipeline.orchestrate.store.index import AttemptRow
 from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.tensorrt import beyond_lengths, command_lines, lacks_for_tasks, load_levels
 from trtllm_pipeline.tensorrt import catalog as toolchains
-from trtllm_pipeline.tensorrt import command_lines, lacks_for_tasks, load_levels
 
 if TYPE_CHECKING:
     from trtllm_pipeline.base import Machine
@@ -221,7 +221,11 @@ def expanded(
 def infeasible(cell: Cell, machine: Machine) -> str | None:
     """The reason why the toolchain cannot build or serve a cell on `machine`, or None."""
     of_type = machine.of(cell.gpu)
-    return toolchains.load(cell.toolchain).infeasible(cell, of_type) or lacks_for_tasks(cell, of_type)
+    return (
+        toolchains.load(cell.toolchain).infeasible(cell, of_type)
+        or beyond_lengths(cell)
+        or lacks_for_tasks(cell, of_type)
+    )
 
 
 def lacks_gpu(cell: Cell, machine: Machine) -> str | None:
