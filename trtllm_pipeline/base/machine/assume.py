@@ -160,6 +160,7 @@ class _AssumedValues:
             if not equals or not value:
                 near = None if equals else gpu_types.near(part)
                 did = f"; did you mean {near}?" if near else ""
+                self.gpu = self.gpu or gpu_types.GPU_TYPES.get(near or "")
                 self.faults.append(f"{part!r}: expected KEY=VALUE, or GPUs such as 2xH100{did}")
             elif key not in KEYS:
                 nearest = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.5)
