@@ -28,8 +28,8 @@ TELLING: Final = 10
 """Number of lines shown for an unknown failure."""
 _LONGEST: Final = 300
 _NOISE: Final = (
-    r"(?i)CudaDriverHelper|Unable to \w+ NVML|NVML error(?!: driver)|DCGM(?!\S*: cannot open)|\bpinned\b|unable to create stream(?!: the provided PTX)|CUDA memory pool|NCCL INFO"
-    r"|Failed to initialize NVML(?!: (?:Driver|Unknown Error))|\[TensorRT-LLM\]\[(?:INFO|DEBUG|WARNING)\]"
+    r"(?i)CudaDriverHelper|Unable to \w+ NVML|(?<!detection error: )NVML error(?!: driver)|DCGM(?!Exporter|\S*: cannot open| initialization error| that is not)|\bpinned\b|unable to create stream(?!: the provided PTX)|CUDA memory pool|NCCL INFO"
+    r"|Failed to initialize NVML(?!: (?:Driver|Unknown Error|could not load|Insufficient))|\[TensorRT-LLM\]\[(?:INFO|DEBUG|WARNING)\]"
     r"|\[TRT(?:-LLM)?\] (?:\[RANK \d+\] )?\[[IV]\]|^\|(?!.*(?:UNAVAILABLE|Not loaded): )|^\+ ?(?!-)\S|^\+-|\(ignored\)"
     r"|Unable to register cu\w+ factory|computation_placer|TF-TRT Warning|cpu_feature_guard"
     r"|pip's dependency resolver does not|not a git repository|debconf: |Error in cpuinfo|XDG_RUNTIME_DIR"
@@ -280,13 +280,15 @@ def _survived(log: LogText, statement: Statement, signature: Signature, known: S
 def _first_warning(
     logs: Sequence[LogText], stated: Iterable[tuple[int, Statement]], signatures: Sequence[Signature]
 ) -> tuple[int, Statement] | None:
-    """The first warning with the words of a cause. A truncated log may have nothing else."""
+    """The first warning with the most specific words of a cause. A truncated log may have nothing else."""
     warned = ((place, each) for place, each in stated if each.grade is Grade.WARNED)
-    for place, each in warned:
-        meaning = _best(_meanings(logs[place], each, signatures))
-        if meaning and meaning[0] is Weight.CAUSE:
-            return place, each
-    return None
+    meant = [
+        (meaning[0], (place, each))
+        for place, each in warned
+        if (meaning := _best(_meanings(logs[place], each, signatures)))
+        and (meaning[0] is Weight.CAUSE or not each.raised)
+    ]
+    return min(meant, key=lambda each: each[0], default=(None, None))[1]
 
 
 def _meanings(

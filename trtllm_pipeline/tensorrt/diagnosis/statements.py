@@ -13,6 +13,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cache
+from itertools import takewhile
 from typing import Final
 
 from trtllm_pipeline import PACKAGE
@@ -161,6 +162,8 @@ def statements(lines: Sequence[str], noise: Container[int] = ()) -> list[Stateme
     ruled = False
     for line in parsed:
         each = None if line.index in inside else _of_line(line, below.get(line.index))
+        if each is None and ruled and line.index not in inside:
+            each = _of_paragraph(line, parsed)
         if each is not None and each.text == "AssertionError":
             each = replace(each, text=f"{each.text}{_asserted(parsed, line)}")
         if ruled and each is not None and each.grade is Grade.FAINT and not line.body.startswith("WARNING"):
@@ -440,6 +443,16 @@ def _of_help(each: Statement, lines: Sequence[_Line]) -> Statement:
             each = replace(each, index=line.index, last=line.index, text=unwrapped(line.body))
             break
     return replace(each, grade=Grade.OWN)
+
+
+def _of_paragraph(line: _Line, lines: Sequence[_Line]) -> Statement | None:
+    """The first paragraph below a rule, if it is prose and reports a problem after its first line."""
+    below = (each for each in lines[line.index : line.index + _PARAGRAPH] if each.stream == line.stream)
+    part = list(takewhile(lambda each: each.body.strip() and not (each.indent or each.severity), below))
+    text = " ".join(each.body for each in part)
+    if not text[:1].isupper() or _compiled("harmless").search(text) or not _compiled("faint").search(text):
+        return None
+    return Statement(Grade.OWN, line.index, line.index, part[-1].index, text, line.when)
 
 
 def _of_line(line: _Line, below: _Line | None) -> Statement | None:
