@@ -167,7 +167,14 @@ def statements(lines: Sequence[str], noise: Container[int] = ()) -> list[Stateme
             each = _of_help(each, parsed)
         ruled = line.body.startswith("--------------------")
         if each is not None and (each.grade is Grade.BARE or not _announces(line, heads)):
-            collected.append(replace(each, last=max(each.last, _end(parsed, line.index, inside))))
+            each = replace(each, last=max(each.last, _end(parsed, line.index, inside)))
+            if code := [*_code_above(parsed, line)] if _compiled("exception").match(line.body) else []:
+                raised_at = tuple(range(each.index, each.last + 1))
+                each = replace(each, first=code[-1], raised=raised_at, until=each.last)
+            below_it = parsed[each.index + 1 : each.index + 3]
+            if "validation error" in each.text and any(after.indent > line.indent for after in below_it):
+                each = replace(each, text=" ".join([each.text, *(after.body.strip() for after in below_it)]))
+            collected.append(each)
     collected = sorted(collected, key=lambda each: each.index)
     first = next((place for place, each in enumerate(collected) if each.grade is not Grade.WARNED), None)
     raised = first is not None and any(each.raised for each in collected[first:])
@@ -355,7 +362,7 @@ def _tracebacks(lines: Sequence[_Line]) -> tuple[list[_Raised], set[int]]:
                 and body
                 and not line.severity
                 and line.index - chain.last <= 6
-                and (_goes_on(line) or (chain.raised[-1][1].endswith(":") and not chain.more))
+                and (_goes_on(line) or (_is_title(chain.raised[-1][1]) and not chain.more))
             ):
                 chain.last = line.index
                 chain.more.append(body)
@@ -392,6 +399,11 @@ def _harmless(above: _Line) -> bool:
     return warned or _compiled("harmless").search(above.body) is not None
 
 
+def _is_title(text: str) -> bool:
+    """True if the reason of an exception is in the lines below it."""
+    return text.endswith(":") or "validation error" in text
+
+
 def _goes_on(line: _Line) -> bool:
     """True if a line below an exception continues its message."""
     body = line.body.strip()
@@ -410,7 +422,7 @@ def _of_chain(chain: _Raised) -> Statement:
         grade = _grade_raised(text)
     if chain.harmless:
         grade = max(grade, Grade.WARNED)
-    if (text.endswith(":") or "validation error" in text) and index == chain.raised[-1][0]:
+    if _is_title(text) and index == chain.raised[-1][0]:
         text = " ".join([text, *chain.more])
     until = max(
         line
