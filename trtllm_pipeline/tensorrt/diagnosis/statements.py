@@ -160,7 +160,10 @@ def statements(lines: Sequence[str], noise: Container[int] = ()) -> list[Stateme
     below = {line.above: line for line in parsed}
     ruled = False
     for line in parsed:
-        each = None if line.index in inside else _of_line(line, below.get(line.index))
+        under = below.get(line.index)
+        while under is not None and _compiled("titled").search(under.body) and under.index in below:
+            under = below[under.index]
+        each = None if line.index in inside else _of_line(line, under)
         if each is not None and each.text == "AssertionError":
             each = replace(each, text=f"{each.text}{_asserted(parsed, line)}")
         if ruled and each is not None and each.grade is Grade.FAINT and not line.body.startswith("WARNING"):
