@@ -362,6 +362,16 @@ def test_no_page_mentions_a_flag_that_does_not_exist(page: Path) -> None:
         known |= {"--allowed-local-media-path", "--limit-mm-per-prompt", "--served-model-name"}
         known |= {"--enable-auto-tool-choice", "--tool-call-parser", "--reasoning-parser"}
         known |= {"--cap-add", "--mca", "--node-ip-address"}  # Docker, mpirun, Ray
+        known |= {
+            "--enable-lora",
+            "--lora-paths",
+            "--max-lora-rank",
+            "--max-loras",
+            "--tokenizer-mode",
+            "--quantization",
+        }
+        known |= {"--enable-lora-bias", "--lora-target-modules", "--enable-log-outputs", "--enable-log-requests"}
+        known |= {"--enable-metrics", "--flash-attn", "--numa", "--no-build-isolation"}  # SGLang, llama.cpp, pip
         known |= {"--foo"}  # of a message about a wrong option
     if page.name == "clusters.md":  # srun, mpirun and tritonserver
         text = "\n".join(line for line in text.splitlines() if line.strip().startswith("pipeline "))

@@ -28,7 +28,7 @@ TELLING: Final = 10
 """Number of lines shown for an unknown failure."""
 _LONGEST: Final = 300
 _NOISE: Final = (
-    r"(?i)CudaDriverHelper|Unable to \w+ NVML|(?<!detection error: )NVML error(?!: driver)|DCGM(?!Exporter|\S*: cannot open| initialization error| that is not)|\bpinned\b|unable to create stream(?!: the provided PTX)|CUDA memory pool|NCCL INFO"
+    r"(?i)CudaDriverHelper|Unable to \w+ NVML|(?<!detection error: )NVML error(?!: driver)|DCGM(?!Exporter|\S*: cannot open| initialization error| that is not)|pinned_memory_manager|\bpinned (?:system )?memory\b|unable to create stream(?!: the provided PTX)|CUDA memory pool|NCCL INFO"
     r"|Failed to initialize NVML(?!: (?:Driver|Unknown Error|could not load|Insufficient))|\[TensorRT-LLM\]\[(?:INFO|DEBUG|WARNING)\]"
     r"|\[TRT(?:-LLM)?\] (?:\[RANK \d+\] )?\[[IV]\]|^\|(?!.*(?:UNAVAILABLE|Not loaded): )|^\+ ?(?!-)\S|^\+-|\(ignored\)"
     r"|Unable to register cu\w+ factory|computation_placer|TF-TRT Warning|cpu_feature_guard"
