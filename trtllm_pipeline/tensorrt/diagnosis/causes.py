@@ -76,7 +76,7 @@ class LogLine:
     def message(self) -> str:
         """Its text without the line prefix."""
         text = _compiled(_PREFIX).sub("", self.text.strip())
-        return (flattened(text) or text).strip('"')[:_LONGEST]
+        return _cut((flattened(text) or text).strip('"'))
 
     def __str__(self) -> str:
         """`file:line: text`, with the base name of the file."""
@@ -119,10 +119,10 @@ class Diagnosis:
         """The same, for a log of this name."""
         message = self.line.message
         if not self.certain:
-            return f"the first error in {log}: {(self.words or message)[:_LONGEST]}"
+            return f"the first error in {log}: {_cut(self.words or message)}"
         # The end of a long line and the lines below a title have the details.
         detailed = self.words.startswith(message) or len(message) == _LONGEST
-        return f"{log} says: {self.words[:_LONGEST] if detailed else message}"
+        return f"{log} says: {_cut(self.words) if detailed else message}"
 
     def setting(self, stage: str, params: Mapping[str, Any]) -> str | None:
         """The change if `stage` with these parameters failed so: "settings.SECTION.KEY=VALUE", for `--set`."""
@@ -181,6 +181,11 @@ class LogText:
         """The last lines that are not blank."""
         filled = [index for index, line in enumerate(self.lines) if line.strip()]
         return [self.at(index) for index in filled[-most:]]
+
+
+def _cut(text: str) -> str:
+    """A long text without its middle: the reason often stands at the end."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 105]} ... {text[-100:]}"
 
 
 def _whole_cells(lines: list[str]) -> list[str]:
