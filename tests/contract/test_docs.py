@@ -349,30 +349,6 @@ def test_no_page_mentions_a_flag_that_does_not_exist(page: Path) -> None:
         programs = tensorrt_llm_options.load().values()
         known |= {option for program in programs for option in program.options}
         known |= {*FLAG.findall(" ".join(name for program in programs for name in program.options))}
-    if page.name == "failures.md":  # SGLang, vLLM, ptxas; Ray; Slurm; Docker; nvidia-smi, tritonserver, kubectl
-        known |= {"--dist-init-addr", "--dist-timeout", "--watchdog-timeout", "--distributed-timeout-seconds"}
-        known |= {"--enable-expert-parallel", "--ep-size", "--gpu-name"}
-        known |= {"--chat-template", "--tensor-parallel-size", "--address", "--head"}
-        known |= {"--exclude", "--gres", "--mem", "--mpi", "--container-", "--container-image"}
-        known |= {"--device", "--gpus", "--ipc", "--memory", "--mount", "--network", "--runtime", "--ulimit"}
-        known |= {"--gpu-reset", "--load-model", "--model-repository", "--previous"}
-        known |= {"--all2all-backend", "--attention-backend", "--moe-a2a-backend", "--moe-backend"}  # vLLM, SGLang
-        known |= {"--moe-runner-backend", "--disable-cuda-graph", "--disable-custom-all-reduce", "--enforce-eager"}
-        known |= {"--enable-torch-compile", "--is-embedding", "--runner", "--task", "--load-format", "--api-key"}
-        known |= {"--allowed-local-media-path", "--limit-mm-per-prompt", "--served-model-name"}
-        known |= {"--enable-auto-tool-choice", "--tool-call-parser", "--reasoning-parser"}
-        known |= {"--cap-add", "--mca", "--node-ip-address"}  # Docker, mpirun, Ray
-        known |= {
-            "--enable-lora",
-            "--lora-paths",
-            "--max-lora-rank",
-            "--max-loras",
-            "--tokenizer-mode",
-            "--quantization",
-        }
-        known |= {"--enable-lora-bias", "--lora-target-modules", "--enable-log-outputs", "--enable-log-requests"}
-        known |= {"--enable-metrics", "--flash-attn", "--numa", "--no-build-isolation"}  # SGLang, llama.cpp, pip
-        known |= {"--foo"}  # of a message about a wrong option
     if page.name == "clusters.md":  # srun, mpirun and tritonserver
         text = "\n".join(line for line in text.splitlines() if line.strip().startswith("pipeline "))
     assert sorted(set(FLAG.findall(text)) - known) == []
