@@ -43,6 +43,8 @@ KINDS: Final = {HOST: "host", GPU: "gpu", SHARED: "shared", DISK: "leaves", TIME
 LESS: Final = "less at a time"
 """Verdict: works with fewer requests or rows at a time than configured."""
 NOT: Final = "does not fit"
+TIGHT: Final = "tight"
+"""Verdict: the error of the estimate decides."""
 _LATEST: Final = 20
 """Number of latest measurements used for a correction."""
 _ASSUMED_ERROR: Final = 0.5
@@ -175,10 +177,10 @@ class Need:
         if self.impossible:
             return NOT
         if self.assumed and self.estimate.most > self.has:
-            return "tight"
+            return TIGHT
         if self.estimate.value > self.has:
             return NOT if self.least is None or self.least > self.has else LESS
-        return "fits" if self.estimate.most <= self.has else "tight"
+        return "fits" if self.estimate.most <= self.has else TIGHT
 
     def to_json(self) -> dict[str, Json]:
         """The entry in plan.json."""

@@ -12,7 +12,8 @@ import typer
 from trtllm_pipeline.base import UsageError, count, terminal
 from trtllm_pipeline.orchestrate import Request, Store, check_feasible, flow, load
 from trtllm_pipeline.show.cli import options
-from trtllm_pipeline.show.cli.output import emit, emit_blocks, note
+from trtllm_pipeline.show.cli.output import emit, emit_blocks, note, terminal_width
+from trtllm_pipeline.show.phrases import wrapped
 
 
 @options.grouped
@@ -197,7 +198,7 @@ def _show_plan(request: Request, store: Store | None, workspace: Path, format: s
     elif format == "markdown":
         emit(plan_markdown(fits, outlook, f"Plan of {request.matrix.name}"))
     else:
-        emit(plan_text(fits, outlook, verbose=verbose))
+        emit(wrapped(plan_text(fits, outlook, verbose=verbose), terminal_width()))
     check_feasible(fits)
     return 0
 
