@@ -215,7 +215,7 @@ def test_the_line_to_paste_stays_one_line_on_a_narrow_terminal(monkeypatch: pyte
 
 def test_a_cell_that_works_on_less_at_a_time_is_not_said_to_fail() -> None:
     text = shown(fit(8, works=True), fit(16, "axes.parallel=[tp2pp1]", works=True))
-    assert "1 cell works with fewer requests or rows at a time than configured, and no parallelism" in text
+    assert "1 cell works with fewer requests or rows at a time than configured, and no smaller batch" in text
     assert "1 cell works with fewer requests or rows at a time than configured; with this it fits" in text
 
 
