@@ -236,8 +236,9 @@ def _share(need: Need) -> tuple[float, int]:
 
 
 def infeasible(cell: Cell, stages: Iterable[Stage], machine: Machine, corrections: Corrections) -> str | None:
-    """The reason why a machine definitely lacks memory for a cell, or None."""
-    return next((in_words(need) for need in _of_cell(cell, stages, machine, corrections) if need.impossible), None)
+    """The reason why a machine definitely lacks memory for a cell, with a remedy, or None."""
+    needs = (need for need in _of_cell(cell, stages, machine, corrections) if need.impossible)
+    return next((f"{in_words(need)}; {_remedy(need)}" for need in needs), None)
 
 
 def lacking(cell: Cell, stages: Iterable[Stage], machine: Machine, corrections: Corrections) -> Need | None:
@@ -272,3 +273,13 @@ def in_words(need: Need) -> str:
     value = need.least if need.least is not None and need.impossible else need.estimate.value
     place = {GPU: "of memory on each GPU", HOST: "of host memory", SHARED: f"in {SHARED}"}[need.resource]
     return f"{need.stage}: needs about {memory_size(value)} {place}, {memory_size(need.has)} available"
+
+
+def _remedy(need: Need) -> str:
+    if need.resource == GPU and need.stage == "quantize":
+        return "use more or larger GPUs, or precision as_is with a published model that is already quantized"
+    return {
+        GPU: "a larger tp or pp, or a smaller precision, reduces it",
+        HOST: "use a machine with more, or a smaller model",
+        SHARED: "docker run --shm-size=SIZE enlarges it",
+    }[need.resource]

@@ -199,7 +199,7 @@ def _show_plan(request: Request, store: Store | None, workspace: Path, format: s
         emit(plan_markdown(fits, outlook, f"Plan of {request.matrix.name}"))
     else:
         emit(wrapped(plan_text(fits, outlook, verbose=verbose), terminal_width()))
-    check_feasible(fits)
+    check_feasible(fits, store)
     return 0
 
 

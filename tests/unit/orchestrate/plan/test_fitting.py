@@ -89,7 +89,10 @@ def test_nothing_is_proposed_where_nothing_helps() -> None:
 
 def test_the_largest_batch_is_proposed_where_a_cell_works_on_less(tmp_path: Path) -> None:
     axes = "model: [qwen3-8b], precision: [bf16], max_batch_size: [256], lengths: ['32768,1024']"
-    for gpus, proposal in ((1, ("axes.max_batch_size=[16]",)), (8, ("axes.max_batch_size=[128]", "axes.parallel=[tp8pp1]"))):
+    for gpus, proposal in (
+        (1, ("axes.max_batch_size=[16]",)),
+        (8, ("axes.max_batch_size=[128]", "axes.parallel=[tp8pp1]")),
+    ):
         (fit,) = proposed(tmp_path, axes, f"tensorrt_llm==1.2.0,gpu=H200,sm=90,gpus={gpus},gpu_memory_gib=140").fits
         assert (fit.works, fit.proposal) == (True, proposal)
 
