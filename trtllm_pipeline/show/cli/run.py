@@ -173,8 +173,9 @@ def plan(
         return _show_plan(request, store, Path(workspace), format, verbose=verbose)
     from trtllm_pipeline.orchestrate import plan_difference
 
-    emit_blocks(format, plan_difference.compare_plans(request, compare, store))
-    return 0
+    outcome = plan_difference.compare_plans(request, compare, store)
+    emit_blocks(format, outcome)
+    return 0 if outcome.feasible[0] else 3
 
 
 def _show_fit(request: Request, store: Store | None, format: str) -> int:

@@ -23,7 +23,7 @@ from trtllm_pipeline.base import (
     text_blocks,
 )
 from trtllm_pipeline.models import AS_IS, shown
-from trtllm_pipeline.orchestrate import Forecast, Plan, StageRun, Store, estimates, forecast, manifest
+from trtllm_pipeline.orchestrate import Forecast, Plan, StageRun, Store, estimates, forecast, manifest, stages_in_order
 from trtllm_pipeline.show.phrases import MAX_CELLS, about, never_works
 from trtllm_pipeline.tensorrt import catalog as toolchains
 from trtllm_pipeline.tensorrt import load_words
@@ -236,7 +236,7 @@ def _common(ids: Iterable[Sequence[str]], but: Sequence[str] = ()) -> list[str]:
 
 def _by_stage(plan: Plan, outlook: Forecast) -> Iterator[tuple[str, ...]]:
     """One row per stage, with the columns of `_heads`."""
-    by_stage: dict[str, list[StageRun]] = {stage: [] for stage in _in_order(plan)}
+    by_stage: dict[str, list[StageRun]] = {stage: [] for stage in stages_in_order(plan)}
     for run in plan.stage_runs.values():
         by_stage[run.stage.name].append(run)
     largest = {(need.stage, need.resource): need for need in estimates.tightest(outlook.needs)}
@@ -322,7 +322,7 @@ def _needs(needs: Iterable[estimates.Need]) -> Iterator[tuple[str, ...]]:
 
 def _needs_table(plan: Plan, outlook: Forecast) -> list[str]:
     """The memory and disk of each stage run next to the available amounts."""
-    order = {stage: number for number, stage in enumerate(_in_order(plan))}
+    order = {stage: number for number, stage in enumerate(stages_in_order(plan))}
     needs = sorted(outlook.needs, key=lambda need: order.get(need.stage, len(order)))
     return [
         "",
@@ -348,21 +348,6 @@ def _work(plan: Plan, outlook: Forecast, *, verbose: bool) -> list[str]:
     elif outlook.to_run:
         lines += ["", "-v: each stage run, its memory and its first cell"]
     return lines
-
-
-def _in_order(plan: Plan) -> list[str]:
-    """The stages of a plan in dependency order, otherwise in order of appearance."""
-    runs = plan.stage_runs
-    needs: dict[str, set[str]] = {run.stage.name: set() for run in runs.values()}
-    for run in runs.values():
-        of_stage = needs[run.stage.name]
-        for each in run.needs:
-            of_stage.add(runs[each].stage.name)
-    ordered: list[str] = []
-    while left := [name for name in needs if name not in ordered]:
-        # Two toolchains can disagree on the order of two stages. Then the first remaining stage is next.
-        ordered.append(next((name for name in left if needs[name] <= set(ordered)), left[0]))
-    return ordered
 
 
 def _why(outlook: Forecast) -> list[str]:
