@@ -107,7 +107,11 @@ def show(
         }
         for cell in selected
     ]
-    lines = {str(cell.id): f"can never work: {cell.reason}" if cell.reason else loads[cell.id] for cell in selected}
+    mixed = len({cell.toolchain for cell in selected if cell.reason is None}) > 1
+    lines = {}
+    for cell in selected:
+        toolchain_shown = f", {cell.toolchain}" if mixed and cell.toolchain not in cell.id.split("/") else ""
+        lines[str(cell.id)] = f"can never work: {cell.reason}" if cell.reason else f"{loads[cell.id]}{toolchain_shown}"
     emit_as(format, {"schema": 1, "cells": rows}, text=lambda _: text_tables.aligned(lines))
 
 
