@@ -23,6 +23,7 @@ from .plan import unused as unused
 from .plan.plan import Plan as Plan
 from .plan.plan import StageRun as StageRun
 from .plan.plan import part as part
+from .plan.plan import stages_in_order as stages_in_order
 from .plan.plan import to_run as to_run
 from .plan.plan_file import Outline as Outline
 from .plan.plan_file import OutlineCell as OutlineCell

@@ -119,7 +119,7 @@ def served_cell(request: Request, store: Store) -> ServedCell:
         ids = ", ".join(cell.id for cell in able[:8]) + (", ..." if len(able) > 8 else "")
         raise UsageError(f"{len(able)} cells are selected, expected one", hint=f"select one of {ids}")
     plan = plan_cells(able or cells, store, machine, guess=True)
-    check_feasible(plan)
+    check_feasible(plan, store)
     (cell,) = plan.feasible
     runs = [plan.stage_runs[run] for run in plan.by_cell[cell.id]]
     present = store.present({run.fingerprint: run.stage.name for run in runs if run.stage.scope is not Scope.SERVICE})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -54,6 +55,20 @@ def never_works(refused: Iterable[tuple[str, str]], all_by: str | None) -> list[
             lines += [f"    and {len(cells) - len(shown)} more"] if len(shown) < len(cells) else []
         said += len(shown)
     return [*lines, f"  {all_by} lists all"] if said < total else lines
+
+
+def wrapped(text: str, width: int | None) -> str:
+    """Text with lines of at most `width` columns, that of a terminal, None without one. Continued lines are indented."""
+    if width is None:
+        return text
+    return "\n".join(_wrapped(line, width) for line in text.splitlines())
+
+
+def _wrapped(line: str, width: int) -> str:
+    if len(line) <= width:
+        return line
+    indent = line[: len(line) - len(line.lstrip())] + "  "
+    return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def about(seconds: float) -> str:

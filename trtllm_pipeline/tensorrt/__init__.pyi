@@ -31,6 +31,7 @@ from .stage.params import Param as Param
 from .toolchains import catalog as catalog
 from .toolchains import companions as companions
 from .toolchains import vision as vision
+from .toolchains.common_stages import beyond_lengths as beyond_lengths
 from .toolchains.common_stages import load_levels as load_levels
 from .toolchains.load_words import levels_words as levels_words
 from .toolchains.load_words import load_words as load_words

@@ -57,11 +57,11 @@ def _why(path: Path, error: OSError | ValueError) -> str:
     if path.is_symlink():
         return f"is a link to {path.readlink()}, which is not there"
     try:
-        names = [entry.name for entry in path.parent.iterdir()]
+        names = {entry.stem: entry.name for entry in path.parent.iterdir() if not entry.is_dir()}
     except OSError:
-        names = []
-    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.6)
-    near = f"; did you mean {os.fspath(path.parent / close[0])!r}?" if close else ""
+        names = {}
+    close = difflib.get_close_matches(path.stem, names, n=1, cutoff=0.6)
+    near = f"; did you mean {os.fspath(path.parent / names[close[0]])!r}?" if close else ""
     return f"there is no such file{near}"
 
 

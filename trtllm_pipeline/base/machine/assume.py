@@ -70,10 +70,10 @@ def parse(text: str) -> Machine:
     GiB. Without `memory_gib` and `shm_gib`, the host's memory and /dev/shm are unknown, and not checked. A line that
     starts with `here` describes this machine, with the other values of the line in place of its own.
     """
-    machines = [_parse(each) for each in text.split(_BETWEEN_TYPES)]
+    machines = [_parse(each) for each in text.strip(f"{_BETWEEN_TYPES} ").split(_BETWEEN_TYPES)]
     if len(machines) == 1:
         return machines[0]
-    types = [machine.gpus[0].name.lower() if machine.gpus else "" for machine in machines]
+    types = [gpu_types.short(machine.gpus[0].name).lower() if machine.gpus else "" for machine in machines]
     if "" in types or len(set(types)) < len(types):
         raise UsageError(f"--assume {text}: expected machines with GPUs of different names", hint=_SEVERAL)
     return replace(machines[0], types=tuple(zip(types, machines, strict=True)))
@@ -158,6 +158,8 @@ class _AssumedValues:
             if key in _VERSIONS:
                 value = value.removeprefix("=").strip()
             if not equals or not value:
+                near = None if equals else gpu_types.near(part)
+                self.gpu = self.gpu or gpu_types.GPU_TYPES.get(near or "")
                 hint = "" if equals else gpu_types.instead(part)
                 self.faults.append(f"{part!r}: expected KEY=VALUE, or GPUs such as 2xH100{hint}")
             elif key not in KEYS:

@@ -76,14 +76,25 @@ def counted(text: str) -> tuple[str | None, GpuType | None]:
     return match[1], next(named, None)
 
 
-def instead(text: str) -> str:
-    """Words for a GPU that the table lacks: the closest name, and the keys for any other. Empty if `text` is not a GPU."""
+def short(name: str) -> str:
+    """The table's name for a GPU with this name of the driver. `name` itself if it has none."""
+    return next((short for short, kind in GPU_TYPES.items() if kind.name == name), name)
+
+
+def near(text: str) -> str | None:
+    """The table's name that is closest to the GPU in `text`."""
     match = _COUNTED.fullmatch(text.strip())
     names = {_plain(name): name for name in GPU_TYPES}
     close = difflib.get_close_matches(_plain(match[2]), names, n=1, cutoff=0.5) if match else []
+    return names[close[0]] if close else None
+
+
+def instead(text: str) -> str:
+    """Words for a GPU that the table lacks: the closest name, and the keys for any other. Empty if `text` is not a GPU."""
+    match, close = _COUNTED.fullmatch(text.strip()), near(text)
     if match is None or not (close or match[1]):
         return ""
-    did = f"; did you mean {names[close[0]]}?" if close else ";"
+    did = f"; did you mean {close}?" if close else ";"
     return f"{did} describe another GPU by gpus={match[1] or 1},sm=SM,gpu_memory_gib=GIB,gpu={match[2]}"
 
 

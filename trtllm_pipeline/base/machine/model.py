@@ -13,6 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
+from trtllm_pipeline.base.machine import gpu_types
+
 _QUOTA_FILE: Final = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -104,7 +106,12 @@ class Machine:
     def lacks(self, gpu: str) -> str | None:
         """Why nothing can run on a type of GPU here, which may be part of its name (H100). None if it can."""
         names = {name for name, _ in self.types} or {each.name for each in self.gpus}
-        right = {name for name in names if (name == gpu.lower() if self.types else _words(gpu) <= _words(name))}
+        known = gpu_types.counted(gpu)[1]
+        right = {
+            name
+            for name in names
+            if (name == gpu.lower() if self.types else _words(gpu) <= _words(name) or (known and known.name == name))
+        }
         if right and (self.types or right == names):
             return None
         hint = "; CUDA_VISIBLE_DEVICES can leave those of one type" if right else ""

@@ -98,14 +98,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'X'?` for the most similar of `known`, or the list of known names, or an empty text if there are
     many.
 
-    A prefix of several names, such as `qwen` of `qwen2` and `qwen3`, may mean any of them.
+    A prefix or a part of several names, such as `qwen` of `qwen2` and `qwen3`, or `awq` of `int4_awq` and `w4a8_awq`, may
+    mean any of them. Case does not count.
     """
     names = sorted({*known} - {name})  # a refused name is not a suggestion
-    longer = [each for each in names if name and each.startswith(name) and not each[len(name)].isalpha()]
+    plain = name.lower()
+    longer = [each for each in names if plain and each.startswith(plain) and not each[len(name) :][:1].isalpha()]
+    longer = longer or [each for each in names if plain in each.split("_")]
     if len(longer) > 1:
         shown = longer[:_MOST_SHOWN]
         return f"; did you mean one of {', '.join(shown)}{', ...' if shown != longer else ''}?"
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(plain, names, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; known are {', '.join(names)}" if 0 < len(names) <= 20 else ""
@@ -386,7 +389,9 @@ def parse_lengths(text: str) -> tuple[int, int]:
     """Input and output tokens of `2048,1024`. Raises ValueError for other text."""
     match = _LENGTHS.fullmatch(text)
     if match is None:
-        raise ValueError(f'{text!r} is not a pair of lengths: write "ISL,OSL" in tokens, such as "2048,1024"')
+        raise ValueError(
+            f'{text!r} is not a pair of lengths: write "ISL,OSL", each from 1 to 999999999 tokens, such as "2048,1024"'
+        )
     return int(match[1]), int(match[2])
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trtllm_pipeline.models import QuantizedWeights
     from trtllm_pipeline.orchestrate.matrix.models import Recipe
 
+_ADDRESS = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/]+/[^/?#]+)")
 _ON_HUB = re.compile(r"([A-Za-z0-9][\w.-]*/([\w.-]+))(?:@([A-Za-z0-9][\w./-]*))?")
 """ORGANIZATION/NAME[@REVISION] on the Hugging Face Hub."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -136,6 +137,8 @@ def recipe_document(model: str, matrix: Path, *, offline: bool) -> tuple[Documen
     MatrixError, DownloadError.
     """
     base = matrix.parent
+    if (address := _ADDRESS.match(model)) is not None:
+        raise UsageError(f"{model!r} is an address; a model is named by its repository", hint=f"write {address[1]}")
     if is_folder(model, base):
         return _recipe_of_folder(model, base), None
     if (on_hub := _ON_HUB.fullmatch(model)) is None:

@@ -43,6 +43,8 @@ def parsed(text: str, name: str, *, lines: bool, json: bool) -> Document:
         mark = getattr(error, "problem_mark", None)
         last = text.rstrip("\n").count("\n")  # the end of the file counts as the line after it
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be read"
+        if problem.startswith("found character") and mark and text.split("\n")[mark.line].lstrip(" ").startswith("\t"):
+            problem = "the line starts with a tab; indent with spaces"
         # PyYAML has its own limit since 6.0.4, which applies before ours.
         fault = TOO_DEEP if "nesting depth" in problem else f"is not valid YAML: {problem}"
         user_files.fail(name, min(mark.line, last) + 1 if mark and lines else None, fault)

@@ -43,6 +43,8 @@ KINDS: Final = {HOST: "host", GPU: "gpu", SHARED: "shared", DISK: "leaves", TIME
 LESS: Final = "less at a time"
 """Verdict: works with fewer requests or rows at a time than configured."""
 NOT: Final = "does not fit"
+TIGHT: Final = "tight"
+"""Verdict: the error of the estimate decides."""
 _LATEST: Final = 20
 """Number of latest measurements used for a correction."""
 _ASSUMED_ERROR: Final = 0.5
@@ -180,10 +182,10 @@ class Need:
         if self.impossible:
             return NOT
         if self.assumed and self.estimate.most > self.has:
-            return "tight"
+            return TIGHT
         if self.estimate.value > self.has:
             return NOT if self.least is None or self.least > self.has else LESS
-        return "fits" if self.estimate.most <= self.has else "tight"
+        return "fits" if self.estimate.most <= self.has else TIGHT
 
     def to_json(self) -> dict[str, Json]:
         """The entry in plan.json."""
@@ -239,8 +241,9 @@ def _share(need: Need) -> tuple[float, int]:
 
 
 def infeasible(cell: Cell, stages: Iterable[Stage], machine: Machine, corrections: Corrections) -> str | None:
-    """The reason why a machine definitely lacks memory for a cell, or None."""
-    return next((in_words(need) for need in _of_cell(cell, stages, machine, corrections) if need.impossible), None)
+    """The reason why a machine definitely lacks memory for a cell, with a remedy, or None."""
+    needs = (need for need in _of_cell(cell, stages, machine, corrections) if need.impossible)
+    return next((f"{in_words(need)}; {_remedy(need)}" for need in needs), None)
 
 
 def lacking(cell: Cell, stages: Iterable[Stage], machine: Machine, corrections: Corrections) -> Need | None:
@@ -275,3 +278,13 @@ def in_words(need: Need) -> str:
     value = need.least if need.least is not None and need.impossible else need.estimate.value
     place = {GPU: "of memory on each GPU", HOST: "of host memory", SHARED: f"in {SHARED}"}[need.resource]
     return f"{need.stage}: needs about {memory_size(value)} {place}, {memory_size(need.has)} available"
+
+
+def _remedy(need: Need) -> str:
+    if need.resource == GPU and need.stage == "quantize":
+        return "use more or larger GPUs, or precision as_is with a published model that is already quantized"
+    return {
+        GPU: "a larger tp or pp, or a smaller precision, reduces it",
+        HOST: "use a machine with more, or a smaller model",
+        SHARED: "docker run --shm-size=SIZE enlarges it",
+    }[need.resource]

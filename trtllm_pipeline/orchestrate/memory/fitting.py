@@ -37,16 +37,14 @@ Option = Reduction | None
 """None: no change."""
 
 
-def fit(
-    cell: Cell, machine: Machine, wrong: Callable[[Cell], bool], *, same_batch: bool = False
-) -> tuple[tuple[str, ...], Cell] | None:
+def fit(cell: Cell, machine: Machine, wrong: Callable[[Cell], bool]) -> tuple[tuple[str, ...], Cell] | None:
     """The smallest change after which a cell is not `wrong`, as values of `--set`, and the changed cell. None if none helps.
 
-    `same_batch` keeps the batch size. For each kind of change, the most expensive first, the smallest change is chosen that
+    For each kind of change, the most expensive first, the smallest change is chosen that
     suffices together with all cheaper kinds.
     """
-    costly: list[list[Option]] = [[None, *kind] for kind in (_samples(cell), _rows(cell), _tokens(cell))]
-    costly.insert(0, [None, *(() if same_batch else _batches(cell))])
+    kinds = _batches(cell), _samples(cell), _rows(cell), _tokens(cell)
+    costly: list[list[Option]] = [[None, *kind] for kind in kinds]
     layouts: list[Option] = [None, *_layouts(cell, machine)]
     shares: list[Option] = [None, *_shares(cell, machine)]
 

@@ -248,6 +248,21 @@ def part(plan: Plan, cells: Sequence[Cell]) -> Plan:
     return Plan(tuple(cells), runs, {cell.id: plan.by_cell[cell.id] for cell in cells}, plan.machine)
 
 
+def stages_in_order(*plans: Plan) -> list[str]:
+    """The stages of plans in dependency order, otherwise in order of appearance."""
+    needs: dict[str, set[str]] = {}
+    for plan in plans:
+        for run in plan.stage_runs.values():
+            of_stage = needs.setdefault(run.stage.name, set())
+            for each in run.needs:
+                of_stage.add(plan.stage_runs[each].stage.name)
+    ordered: list[str] = []
+    while left := [name for name in needs if name not in ordered]:
+        # Two toolchains can disagree on the order of two stages. Then the first remaining stage is next.
+        ordered.append(next((name for name in left if needs[name] <= set(ordered)), left[0]))
+    return ordered
+
+
 def wanted(plan: Plan) -> set[StageRunId]:
     """Stage runs with results for people, see `is_result`. Services have none.
 

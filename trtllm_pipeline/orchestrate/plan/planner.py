@@ -36,8 +36,8 @@ from trtllm_pipeline.orchestrate.plan import plan as planning
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
 from trtllm_pipeline.orchestrate.store.index import AttemptRow
 from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.tensorrt import beyond_lengths, command_lines, lacks_for_tasks, load_levels
 from trtllm_pipeline.tensorrt import catalog as toolchains
-from trtllm_pipeline.tensorrt import command_lines, lacks_for_tasks, load_levels
 
 if TYPE_CHECKING:
     from trtllm_pipeline.base import Machine
@@ -63,6 +63,8 @@ _UNSET: Final[Mapping[str, int | float]] = {
     "kv_cache_free_gpu_mem_fraction": USUAL_KV_SHARE,
 }
 """Value of an unset setting, unless a stage run has one."""
+_SMS: Final = (80, 89, 90, 100, 120)
+"""Compute capabilities of the machines that a cell could work on."""
 Attempts: TypeAlias = Callable[[Iterable[Fingerprint]], Mapping[Fingerprint, AttemptRow]]
 
 
@@ -221,7 +223,11 @@ def expanded(
 def infeasible(cell: Cell, machine: Machine) -> str | None:
     """The reason why the toolchain cannot build or serve a cell on `machine`, or None."""
     of_type = machine.of(cell.gpu)
-    return toolchains.load(cell.toolchain).infeasible(cell, of_type) or lacks_for_tasks(cell, of_type)
+    return (
+        toolchains.load(cell.toolchain).infeasible(cell, of_type)
+        or beyond_lengths(cell)
+        or lacks_for_tasks(cell, of_type)
+    )
 
 
 def lacks_gpu(cell: Cell, machine: Machine) -> str | None:
@@ -270,12 +276,29 @@ def judged_again(cell: Cell, machine: Machine, memory: Callable[[Cell], str | No
     return cell if reason is None else replace(cell, reason=reason)
 
 
-def lacks_memory_alone(cell: Cell, machine: Machine) -> bool:
-    """True if a cell that cannot work here could work with more memory."""
+def _would_work(cell: Cell, machine: Machine, memory: Callable[[Cell], str | None]) -> tuple[bool, bool]:
+    """If a cell that cannot work on `machine` could work on another one, and with more memory alone.
+
+    `memory` is the `memory_check` of the machine.
+    """
+    from trtllm_pipeline.base import assume
     from trtllm_pipeline.orchestrate.memory.estimates import without_limits
+    from trtllm_pipeline.tensorrt import releases
 
     unjudged = replace(cell, reason=None)
-    return infeasible(unjudged, machine) is not None and not infeasible(unjudged, without_limits(machine))
+    if cell.reason == lacks_gpu(unjudged, machine):
+        return True, False
+    refused = infeasible(unjudged, machine)
+    if refused is None:
+        needs_memory = cell.reason == memory(unjudged)
+        return needs_memory, needs_memory
+    if cell.reason != refused:  # from its recipe or its model's files
+        return False, False
+    known = {releases.FIRST_PYTORCH, assume.LAST_WITH_ENGINES, releases.NEWEST}
+    known |= {machine.tensorrt_llm.release} if machine.tensorrt_llm else set()
+    others = (f"tensorrt_llm=={release},sm={sm},gpus=64,gpu_memory_gib=9999" for sm in _SMS for release in known)
+    elsewhere = any(infeasible(unjudged, assume.parse(other)) is None for other in others)
+    return elsewhere, infeasible(unjudged, without_limits(machine)) is None
 
 
 def plan_of(request: Request, store: Store | None, *, guess: bool = False) -> Plan:
@@ -316,17 +339,13 @@ def replanned(plan: Plan, store: Store, pins: Pins, until: str | None) -> Plan:
     return followed(plan, make, store.index.attempts, lambda cell: infeasible(cell, plan.machine))
 
 
-def check_feasible(plan: Plan) -> None:
-    """Raise PlanError if no cell can work."""
+def check_feasible(plan: Plan, store: Store | None) -> None:
+    """Raise PlanError if no cell can work. `store` is that of the plan."""
     if not plan.feasible:
         from trtllm_pipeline.tensorrt import HUB_UNREACHED
 
-        reasons = sorted({str(cell.reason) for cell in plan.cells})
-        fit = (
-            "; pipeline plan --fit proposes what fits into its memory"
-            if any(lacks_memory_alone(cell, plan.machine) for cell in plan.cells)
-            else ""
-        )
+        by_reason = {str(cell.reason): cell for cell in plan.cells}
+        reasons = sorted(by_reason)
         if any("\n" in reason for reason in reasons):
             hint = "with these lines in the matrix the same command continues"
         elif all(HUB_UNREACHED in reason for reason in reasons):
@@ -336,8 +355,20 @@ def check_feasible(plan: Plan) -> None:
                 "a newer transformers may support the model without code: --assume with transformers=VERSION"
             )
         else:
-            hint = f"run pipeline doctor to see this machine; --assume MACHINE plans for another one{fit}"
+            hint = _remedies([by_reason[reason] for reason in reasons], plan.machine, memory_check(store, plan.machine))
         raise PlanError("no cell can work:\n  " + "\n  ".join(reasons[:10]), hint=hint)
+
+
+def _remedies(cells: Sequence[Cell], machine: Machine, memory: Callable[[Cell], str | None]) -> str:
+    """What to try if none of `cells` can work on a machine."""
+    found = []
+    elsewhere, with_memory = map(any, zip(*(_would_work(cell, machine, memory) for cell in cells), strict=True))
+    if elsewhere:
+        found += [] if machine.assumed else ["run pipeline doctor to see this machine"]
+        found.append("--assume MACHINE plans for another machine")
+    if with_memory:
+        found.append("pipeline plan --fit looks for changes that fit into its memory")
+    return "; ".join(found) or "change the matrix, or override it with --set KEY=VALUE"
 
 
 def runnable_plan(cells: Sequence[Cell], store: Store, machine: Machine, *, until: str | None) -> Plan:
@@ -350,7 +381,7 @@ def runnable_plan(cells: Sequence[Cell], store: Store, machine: Machine, *, unti
     from trtllm_pipeline.base import allow_open_files  # not needed for planning
 
     plan = plan_cells(cells, store, machine, until=until)
-    check_feasible(plan)
+    check_feasible(plan, store)
     allow_open_files(_connections(plan))
     for name, gpu in sorted({(cell.toolchain, cell.gpu or "") for cell in plan.feasible}):
         missing = toolchains.load(name).missing(machine.of(gpu))

@@ -182,7 +182,7 @@ def fits_of(request: Request, store: Store | None) -> Fits:
                 cells = with_(as_asked.axes)
                 return not {as_asked.changed_id, fit.cell.id} & cells
 
-            proposal = fitting.fit(cell, machine.of(cell.gpu), wrong, same_batch=works)
+            proposal = fitting.fit(cell, machine.of(cell.gpu), wrong)
             fit = fit if proposal is None else fit.with_change(*proposal)
             fits.append(replace(fit, added=fit.changed_id not in with_(fit.axes)))
     return Fits(len(able), tuple(fits), selected=bool(request.cells), machine=machine)
@@ -211,9 +211,5 @@ def _title(fit: Fit, number: int) -> str:
     if fit.works:
         of = f"{count(number, 'cell')} {'works' if one else 'work'} with fewer requests or rows at a time than configured"
     if fit.proposal is None:
-        return (
-            f"{of}, and no parallelism over these GPUs changes that"
-            if fit.works
-            else f"{of}, and no smaller batch and no parallelism over these GPUs suffices"
-        )
+        return f"{of}, and no smaller batch and no parallelism over these GPUs {'changes that' if fit.works else 'suffices'}"
     return f"{of}; with this {'it fits' if one else 'they fit'}"

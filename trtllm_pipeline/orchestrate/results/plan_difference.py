@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from trtllm_pipeline.base import Json, StageRunId, changes, count, text_blocks
-from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
+from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, stages_in_order
 from trtllm_pipeline.orchestrate.plan.plan_file import commands_of
 from trtllm_pipeline.orchestrate.plan.planner import Request, plan_of
 from trtllm_pipeline.orchestrate.plan.stage_status import in_words
@@ -84,6 +84,9 @@ class PlanDifference:
     def blocks(self) -> Iterator[text_blocks.Block]:
         yield text_blocks.Heading(f"{self.new}, compared with {self.base}")
         new, base = self.feasible
+        if not new and not base:
+            yield text_blocks.TextLine("no cell can work on either machine: pipeline plan shows the reasons")
+            return
         if not (self.cells or any(each.changed or each.only_new or each.only_base for each in self.stages)):
             yield text_blocks.TextLine(f"{count(new, 'feasible cell')}. The plans are the same: no fingerprint differs")
             return
@@ -179,7 +182,7 @@ def _cells(new: Plan, base: Plan) -> Iterator[CellChange]:
 
 def _stages(new: Plan, base: Plan, changed: Mapping[StageRunId, StageRunId]) -> Iterator[StageCount]:
     replaced = {*changed.values()}
-    for stage in dict.fromkeys(run.stage.name for plan in (base, new) for run in plan.stage_runs.values()):
+    for stage in stages_in_order(base, new):
         now, before = ({run.id for run in plan.stage_runs.values() if run.stage.name == stage} for plan in (new, base))
         yield StageCount(
             stage,

@@ -20,7 +20,7 @@ from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, of_plan, of_ru
 from trtllm_pipeline.orchestrate.plan.plan_file import action, commands_of, plan_lines
 from trtllm_pipeline.orchestrate.plan.stage_status import RERUN, reasons
 from trtllm_pipeline.orchestrate.run import scheduler as scheduling
-from trtllm_pipeline.orchestrate.run.order import capacities, section, simulate
+from trtllm_pipeline.orchestrate.run.order import capacities, section, section_name, simulate
 from trtllm_pipeline.orchestrate.store.index import Artifact
 from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.tensorrt import PARTIAL
@@ -234,26 +234,22 @@ def _fetched(run: StageRun, store: Store) -> int:
     return sources.kept_bytes(params.source, store.work_dir / PARTIAL, folder)
 
 
-def durations(plan: Plan, forecast: Forecast, *, every: bool = True) -> list[Need]:
-    """Return the time of each stage run to run, with its timeout; without `every`, only the longest of each stage."""
-    todo = [run for run in plan.stage_runs.values() if run.id in forecast.to_run]
-    if not every:
-        longest: dict[str, StageRun] = {}
-        for run in todo:
-            known = longest.get(run.stage.name)
-            if known is None or forecast.times[run.id].value > forecast.times[known.id].value:
-                longest[run.stage.name] = run
-        todo = list(longest.values())
-    return [_duration(run, forecast.times[run.id]) for run in todo]
+def durations(plan: Plan, forecast: Forecast) -> list[Need]:
+    """Return the time of each stage run to run (a service: until ready) and its timeout, in milliseconds."""
+    return [_duration(run, forecast.times[run.id]) for run in plan.stage_runs.values() if run.id in forecast.to_run]
 
 
 def _duration(run: StageRun, estimate: Estimate) -> Need:
-    """Return the time of a stage run (a service: until ready) and its timeout, in milliseconds."""
-    limit: Json = section(run).get("timeout_s") or run.stage.timeout_s
-    if run.stage.scope is Scope.SERVICE:
-        limit = getattr(run.params, "ready_timeout_s", None)
+    _, limit = timeout(run)
     has = round(1000 * limit) if isinstance(limit, (int, float)) else None
     return Need(run.stage.name, run.first_cell.id, TIME, estimate, has, assumed=not estimate.measured)
+
+
+def timeout(run: StageRun) -> tuple[str, Json]:
+    """Return the setting that limits the time of a stage run (a service: until ready), and its seconds."""
+    if run.stage.scope is Scope.SERVICE:
+        return f"settings.{section_name(run)}.ready_timeout_s", getattr(run.params, "ready_timeout_s", None)
+    return f"settings.{section_name(run)}.timeout_s", section(run).get("timeout_s") or run.stage.timeout_s
 
 
 def _free_bytes(folder: Path) -> int:

@@ -38,7 +38,7 @@ from trtllm_pipeline.orchestrate.run import file_views
 from trtllm_pipeline.orchestrate.run import scheduler as scheduling
 from trtllm_pipeline.orchestrate.run.executor import Ended, Executor, ExecutorEvent, Job, Ready, Usage, read_job
 from trtllm_pipeline.orchestrate.run.forecast import Durations, guess_s
-from trtllm_pipeline.orchestrate.run.order import favourable, section, tasks
+from trtllm_pipeline.orchestrate.run.order import favourable, section, section_name, tasks
 from trtllm_pipeline.orchestrate.store.claims import Claim, SharedEntry, WaitingPlace, lease_machine, machine_users
 from trtllm_pipeline.orchestrate.store.index import Artifact, Peak
 from trtllm_pipeline.orchestrate.store.manifest import Manifest, read
@@ -534,7 +534,7 @@ class _Execution:
             out=f"{folder}/{OUT}",
             attempt=folder,
             timeout_s=_seconds(run, "timeout_s", run.stage.timeout_s),
-            section=run.stage.section or run.stage.name,
+            section=section_name(run),
             gpus=gpus,
             cpus=cpus,
             resources=self._plan.resources(run),

@@ -213,4 +213,8 @@ def _slots(host: int, cpus: int, memory: int) -> int:
 
 def section(run: StageRun) -> Mapping[str, Json]:
     """Return the settings section of a stage run's stage."""
-    return run.first_cell.settings[run.stage.section or run.stage.name]
+    return run.first_cell.settings[section_name(run)]
+
+
+def section_name(run: StageRun) -> str:
+    return run.stage.section or run.stage.name

@@ -9,7 +9,8 @@ import typer
 
 from trtllm_pipeline.base import text_tables
 from trtllm_pipeline.show.cli import options
-from trtllm_pipeline.show.cli.output import emit, emit_as, emit_json, note
+from trtllm_pipeline.show.cli.output import emit, emit_as, emit_json, note, terminal_width
+from trtllm_pipeline.show.phrases import wrapped
 
 
 def init(
@@ -107,8 +108,12 @@ def show(
         }
         for cell in selected
     ]
-    lines = {str(cell.id): f"can never work: {cell.reason}" if cell.reason else loads[cell.id] for cell in selected}
-    emit_as(format, {"schema": 1, "cells": rows}, text=lambda _: text_tables.aligned(lines))
+    mixed = len({cell.toolchain for cell in selected if cell.reason is None}) > 1
+    lines = {}
+    for cell in selected:
+        toolchain_shown = f", {cell.toolchain}" if mixed and cell.toolchain not in cell.id.split("/") else ""
+        lines[str(cell.id)] = f"can never work: {cell.reason}" if cell.reason else f"{loads[cell.id]}{toolchain_shown}"
+    emit_as(format, {"schema": 1, "cells": rows}, text=lambda _: wrapped(text_tables.aligned(lines), terminal_width()))
 
 
 def list_(format: options.TextOrJson = "text") -> None:

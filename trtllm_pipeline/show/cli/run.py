@@ -12,7 +12,8 @@ import typer
 from trtllm_pipeline.base import UsageError, count, terminal
 from trtllm_pipeline.orchestrate import Request, Store, check_feasible, flow, load
 from trtllm_pipeline.show.cli import options
-from trtllm_pipeline.show.cli.output import emit, emit_blocks, note
+from trtllm_pipeline.show.cli.output import emit, emit_blocks, note, terminal_width
+from trtllm_pipeline.show.phrases import wrapped
 
 
 @options.grouped
@@ -172,8 +173,9 @@ def plan(
         return _show_plan(request, store, Path(workspace), format, verbose=verbose)
     from trtllm_pipeline.orchestrate import plan_difference
 
-    emit_blocks(format, plan_difference.compare_plans(request, compare, store))
-    return 0
+    outcome = plan_difference.compare_plans(request, compare, store)
+    emit_blocks(format, outcome)
+    return 0 if outcome.feasible[0] else 3
 
 
 def _show_fit(request: Request, store: Store | None, format: str) -> int:
@@ -197,8 +199,8 @@ def _show_plan(request: Request, store: Store | None, workspace: Path, format: s
     elif format == "markdown":
         emit(plan_markdown(fits, outlook, f"Plan of {request.matrix.name}"))
     else:
-        emit(plan_text(fits, outlook, verbose=verbose))
-    check_feasible(fits)
+        emit(wrapped(plan_text(fits, outlook, verbose=verbose), terminal_width()))
+    check_feasible(fits, store)
     return 0
 
 

@@ -54,6 +54,8 @@ def columns(rows: Sequence[CellResult], level: str = HIGHEST) -> tuple[Column, .
     scale, unit = (1e9, "GB") if gigabytes else (1e6, "MB")
     scores = list(dict.fromkeys(name for row in rows for name in row.accuracy))
     several = any(row.gpus > 1 for row in rows)
+    unnamed = [row for row in rows if row.axes.get("toolchain") not in row.id.split("/")]
+    mixed = len({row.axes.get("toolchain") for row in unnamed}) > 1
 
     def measured(
         head: str, value: Callable[[LevelResult], float | None], rank: int, metric: str | None, of_level: str
@@ -75,6 +77,7 @@ def columns(rows: Sequence[CellResult], level: str = HIGHEST) -> tuple[Column, .
 
     every = [
         Column("status", _status, 0),
+        *([Column("toolchain", lambda row: str(row.axes.get("toolchain", "")), 2)] if mixed else []),
         measured("TTFT ms", lambda each: each.latency("ttft_ms", "p50"), 1, "ttft_ms", "ttft_ms.p50"),
         measured("TTFT p99", lambda each: each.latency("ttft_ms", "p99"), 3, "ttft_ms", "ttft_ms.p99"),
         measured("TPOT ms", lambda each: each.latency("tpot_ms", "p50"), 2, "tpot_ms", "tpot_ms.p50"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from trtllm_pipeline.measure import (
     result,
     stats,
 )
+from trtllm_pipeline.show.phrases import wrapped
 
 _STATISTICS: Final = ("n", *stats.STATISTICS)
 _ORDER: Final = ("ttft_ms", "ttfa_ms", "tpot_ms", "itl_ms", "icl_ms", "stall_ms", "e2e_ms", "connect_ms")
@@ -49,15 +49,8 @@ def to_csv(measured: LoadResult) -> str:
 def to_text(measured: LoadResult, width: int | None = None) -> str:
     """Text output: conditions, an overview, all levels in full, findings. `width` is that of a terminal, None without one."""
     return "\n".join(
-        _sentence(each, width) if isinstance(each, str) else _fitted(each, width) for each in _lines(measured)
+        wrapped(each, width) if isinstance(each, str) else _fitted(each, width) for each in _lines(measured)
     )
-
-
-def _sentence(text: str, width: int | None) -> str:
-    if width is None:
-        return text
-    wrap = textwrap.TextWrapper(width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    return "\n".join(wrap.fill(line) for line in text.splitlines())
 
 
 def _fitted(rows: _Table, width: int | None) -> str:
@@ -70,7 +63,7 @@ def _fitted(rows: _Table, width: int | None) -> str:
         if width is None or len(dropped) == len(spare) or max(map(len, text.splitlines()), default=0) <= width:
             break
         dropped.append(spare[len(dropped)])
-    return f"{text}\n{_sentence(text_blocks.also_shown(dropped), width)}" if dropped else text
+    return f"{text}\n{wrapped(text_blocks.also_shown(dropped), width)}" if dropped else text
 
 
 def beside_engine(bench: engine_report.BenchComparison | None) -> Iterator[str]:

@@ -117,8 +117,8 @@ def _load(text: str, store: Store | None, tokenizer: Path | None) -> Side:
         return _file(path, tokenizer)
     if store is None:
         raise UsageError(
-            f"{text!r} is neither a file nor, without a workspace, a run",
-            hint="give a report.json, a perf.json, or --workspace DIR",
+            f"{text!r} is not a file, and there is no workspace with runs",
+            hint="create one with pipeline run FILE, or give --workspace DIR, a report.json or a perf.json",
         )
     folder = run_folders.find_run(store, text)
     finished, shape = (folder / report_file.NAME).is_file(), run_folders.read_run(folder)

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
 
 from trtllm_pipeline.base import (
+    Cell,
     Json,
     Scope,
     StageRunId,
     StateError,
     UsageError,
     count,
+    duration,
     memory_size,
     probe,
     size,
     text_blocks,
 )
 from trtllm_pipeline.models import AS_IS, shown
-from trtllm_pipeline.orchestrate import Forecast, Plan, StageRun, Store, estimates, forecast, manifest
+from trtllm_pipeline.orchestrate import Forecast, Plan, StageRun, Store, estimates, forecast, manifest, stages_in_order
 from trtllm_pipeline.show.phrases import MAX_CELLS, about, never_works
 from trtllm_pipeline.tensorrt import catalog as toolchains
 from trtllm_pipeline.tensorrt import load_words
@@ -66,7 +68,7 @@ def plan_markdown(plan: Plan, outlook: Forecast, title: str) -> str:
     if plan.feasible:
         blocks.append(text_blocks.Grid(_heads(outlook), list(_by_stage(plan, outlook))))
         if rows := list(_needs(outlook.needs)):
-            blocks.append(text_blocks.Grid(_NEEDS, rows, left=(0, 1, 7)))
+            blocks.append(text_blocks.Grid(_NEEDS, rows, left=(0, 1, 7, 8)))
         counted = Counter(outlook.reasons.values()).most_common()
         blocks.append(
             text_blocks.Items(
@@ -86,18 +88,22 @@ def _heads(outlook: Forecast) -> tuple[str, ...]:
 
 
 def _cells(plan: Plan, outlook: Forecast) -> str:
-    """The headline: numbers of cells and stage runs, and the cells that lack more memory than the estimate's error."""
+    """The headline: numbers of cells and stage runs, and of cells that do not fit or exceed the memory by more than the
+    estimate's error.
+    """
     feasible = len(plan.feasible)
     beyond = (
-        each for each in outlook.needs if each.verdict == estimates.LESS and each.estimate.least > (each.has or 0)
+        need
+        for need in outlook.needs
+        if need.verdict == estimates.NOT or (need.verdict == estimates.LESS and need.estimate.least > (need.has or 0))
     )
-    large = list(dict.fromkeys(need.cell for need in beyond))
+    large = len(_cells_of(beyond, _sharing(plan)))
     unshared = sum(len(run.cells) for run in plan.stage_runs.values())
     return (
         count(len(plan.cells), "cell")
         + (f", {feasible or 'none'} of them feasible" if feasible < len(plan.cells) else "")
         + (f"; {count(len(plan.stage_runs), 'stage run')}, {unshared} if nothing were shared" if feasible else "")
-        + (f"; too large: {', '.join(large[:MAX_CELLS])}{', ...' if len(large) > MAX_CELLS else ''}" if large else "")
+        + (f"; {count(large, 'cell')} too large" if large else "")
     )
 
 
@@ -118,44 +124,89 @@ def _machine(plan: Plan) -> str:
     return f"{'assumed machine' if plan.machine.assumed else 'machine'}: {'; '.join(dict.fromkeys(named))}{unused}"
 
 
+_MISFITS: Final = {
+    estimates.NOT: "probably does not fit; pipeline plan --fit looks for changes",
+    estimates.LESS: "works on fewer requests or rows at a time; pipeline plan --fit proposes changes",
+    estimates.TIGHT: "tight",
+}
+"""Verdicts that need attention, the worst first, and their words."""
+
+
 def _misfits(plan: Plan, outlook: Forecast) -> dict[str, list[str]]:
-    """Cells whose stages fit only partly or only perhaps, by the missing resource. Cells that do not fit have a reason."""
+    """Feasible cells whose stages fit only partly or perhaps, by the missing resource, and slow ones by their timeout."""
+    sharing = _sharing(plan)
+    memory = [need for need in outlook.needs if need.resource != estimates.DISK]
     lacking: dict[str, list[str]] = {}
-    runs: dict[tuple[str, str], list[StageRun]] = {}
+    for verdict, words in _MISFITS.items():
+        for top, cells in _worst((need for need in memory if need.verdict == verdict), sharing):
+            amounts = f"{memory_size(top.estimate.value)} of {top.resource} (±{top.estimate.error:.0%})"
+            title = f"{top.stage} needs up to {amounts}, {memory_size(top.has or 0)} available: {words}"
+            lacking[title] = cells
+    slow = (need for need in forecast.durations(plan, outlook) if need.verdict in _MISFITS)
+    settings = {run.stage.name: forecast.timeout(run)[0] for run in plan.stage_runs.values()}
+    for top, cells in _worst(slow, sharing):
+        most, limit = (duration(milliseconds / 1000) for milliseconds in (top.estimate.most, top.has or 0))
+        title = f"{top.stage} may take {most}, its time limit is {limit}: raise {settings[top.stage]}"
+        lacking[title] = cells
+    return lacking
+
+
+def _worst(
+    needs: Iterable[estimates.Need], sharing: Mapping[tuple[str, str], Sequence[str]]
+) -> Iterator[tuple[estimates.Need, list[str]]]:
+    """The worst need of each stage and resource, with the cells of all of them."""
+    needs = list(needs)
+    for top in estimates.tightest(needs):
+        alike = [need for need in needs if (need.stage, need.resource) == (top.stage, top.resource)]
+        yield top, _cells_of(alike, sharing)
+
+
+def _sharing(plan: Plan) -> dict[tuple[str, str], list[str]]:
+    """The cells that share the stage runs of a stage, by stage and first cell."""
+    sharing: dict[tuple[str, str], list[str]] = {}
     for run in plan.stage_runs.values():
-        for cell in run.cells:
-            runs.setdefault((run.stage.name, cell), []).append(run)
-    worst = {(need.stage, need.resource, need.verdict): need for need in estimates.tightest(outlook.needs)}
-    for need in sorted(outlook.needs, key=lambda need: need.verdict != estimates.LESS):
-        if need.verdict not in {estimates.LESS, "tight"} or need.resource == estimates.DISK:
-            continue
-        top = worst.get((need.stage, need.resource, need.verdict), need)
-        amounts = f"{memory_size(top.estimate.value)} of {need.resource} (±{top.estimate.error:.0%}), {memory_size(top.has or 0)} available"
-        words = "works on fewer requests or rows at a time; pipeline plan --fit proposes changes"
-        title = f"{need.stage} needs up to {amounts}: {words if need.verdict == estimates.LESS else 'tight'}"
-        sharing = runs.get((need.stage, need.cell), ())
-        lacking.setdefault(title, []).extend(cell for run in sharing for cell in run.cells)
-    slow = [
-        need
-        for need in forecast.durations(plan, outlook, every=False)
-        if need.verdict in {estimates.LESS, "tight", estimates.NOT}
-    ]
-    for need in slow:
-        title = f"{need.stage} may take {_duration(need.estimate.most)}, its time limit is {_duration(need.has or 0)}"
-        lacking.setdefault(title, []).append(need.cell)
-    return {title: list(dict.fromkeys(cells)) for title, cells in lacking.items()}
+        sharing.setdefault((run.stage.name, run.first_cell.id), []).extend(run.cells)
+    return sharing
+
+
+def _cells_of(needs: Iterable[estimates.Need], sharing: Mapping[tuple[str, str], Sequence[str]]) -> list[str]:
+    """The cells that share the stage runs with these needs."""
+    return list(dict.fromkeys(cell for need in needs for cell in sharing.get((need.stage, need.cell), ())))
 
 
 def _notes(plan: Plan) -> list[str]:
-    """Facts missing from cell ids: the format of weights used as they are, and model parts that servers ignore."""
+    """Facts missing from cell ids: different toolchains, the format of weights used as they are, and model parts that
+    servers ignore.
+    """
     forms: dict[str, dict[str, None]] = {}
     for cell in plan.cells:
         if cell.precision == AS_IS and (form := cell.recipe.get("quantization")):
             forms.setdefault(shown(AS_IS, str(form)), {})[cell.model] = None
     return [
+        *_toolchains(plan),
         *(f"{form}: {', '.join(models)}" for form, models in forms.items()),
         *toolchains.caveats(plan.feasible, plan.machine),
     ]
+
+
+def _toolchains(plan: Plan) -> list[str]:
+    """The cells that use the PyTorch backend instead of engines, next to cells of another toolchain."""
+    unnamed = [cell for cell in plan.feasible if cell.toolchain not in cell.id.split("/")]
+    instead = [cell for cell in unnamed if cell.toolchain == toolchains.PYTORCH]
+    if not instead or len(instead) == len(unnamed):
+        return []
+    everywhere = _common(each.id.split("/") for each in unnamed)
+    common = _common((each.id.split("/") for each in instead), but=everywhere)
+    named = ", ".join([count(len(instead), "cell"), *common])
+    because = f"because of the model, precision or parallelism; --toolchain {toolchains.ENGINES} shows why"
+    compare = "Set axes.toolchain to compare cells on one toolchain"
+    return [f"{named}: on {toolchains.PYTORCH} instead of {toolchains.ENGINES}, {because}. {compare}"]
+
+
+def _parts(cell: Cell) -> list[str]:
+    """The segments of a cell's id, and its toolchain."""
+    parts = cell.id.split("/")
+    return parts if cell.toolchain in parts else [*parts, cell.toolchain]
 
 
 def _loads(plan: Plan) -> list[str]:
@@ -164,7 +215,7 @@ def _loads(plan: Plan) -> list[str]:
     cells: dict[str, list[list[str]]] = {}
     for cell in plan.feasible:
         if cell.id in measured:
-            cells.setdefault(load_words(cell), []).append(cell.id.split("/"))
+            cells.setdefault(load_words(cell), []).append(_parts(cell))
     loads = sorted(cells, key=lambda words: -len(cells[words]))
     if len(loads) > _LOADS:
         return [f"load: {loads[0]}, and {len(loads) - 1} others; --format json lists them by cell"]
@@ -178,14 +229,14 @@ def _loads(plan: Plan) -> list[str]:
 
 
 def _common(ids: Iterable[Sequence[str]], but: Sequence[str] = ()) -> list[str]:
-    """Parts that all of these cell ids have."""
+    """Segments that all of these cells have."""
     first, *others = ids
     return [part for part in first if part not in but and all(part in other for other in others)]
 
 
 def _by_stage(plan: Plan, outlook: Forecast) -> Iterator[tuple[str, ...]]:
     """One row per stage, with the columns of `_heads`."""
-    by_stage: dict[str, list[StageRun]] = {stage: [] for stage in _in_order(plan)}
+    by_stage: dict[str, list[StageRun]] = {stage: [] for stage in stages_in_order(plan)}
     for run in plan.stage_runs.values():
         by_stage[run.stage.name].append(run)
     largest = {(need.stage, need.resource): need for need in estimates.tightest(outlook.needs)}
@@ -248,7 +299,7 @@ def _takes(plan: Plan, outlook: Forecast) -> list[str]:
     return [f"time: about {about(outlook.total_s)} on {where}{guess}{space}"]
 
 
-_NEEDS: Final = ("needs", "of", "about", "has", "headroom", "error", "measured", "verdict")
+_NEEDS: Final = ("needs", "of", "about", "has", "headroom", "error", "measured", "verdict", "cell")
 
 
 def _needs(needs: Iterable[estimates.Need]) -> Iterator[tuple[str, ...]]:
@@ -265,23 +316,19 @@ def _needs(needs: Iterable[estimates.Need]) -> Iterator[tuple[str, ...]]:
             f"±{estimate.error:.0%}",
             str(estimate.measured or "-"),
             need.verdict,
+            need.cell,
         )
-
-
-def _duration(milliseconds: float) -> str:
-    return about(milliseconds / 1000)
 
 
 def _needs_table(plan: Plan, outlook: Forecast) -> list[str]:
     """The memory and disk of each stage run next to the available amounts."""
-    order = {stage: number for number, stage in enumerate(_in_order(plan))}
+    order = {stage: number for number, stage in enumerate(stages_in_order(plan))}
     needs = sorted(outlook.needs, key=lambda need: order.get(need.stage, len(order)))
-    rows = zip((_NEEDS, *_needs(needs)), ("", *(f"  {need.cell}" for need in needs)), strict=True)
     return [
         "",
         *(
-            f"{stage:<12}{of:<12}{about:>9}{has:>9}{left:>10}{error:>7}{measured:>9}  {verdict}{cell}".rstrip()
-            for (stage, of, about, has, left, error, measured, verdict), cell in rows
+            f"{stage:<12}{of:<12}{about:>9}{has:>9}{left:>10}{error:>7}{measured:>9}  {verdict:<14}  {cell}".rstrip()
+            for stage, of, about, has, left, error, measured, verdict, cell in (_NEEDS, *_needs(needs))
         ),
     ]
 
@@ -301,21 +348,6 @@ def _work(plan: Plan, outlook: Forecast, *, verbose: bool) -> list[str]:
     elif outlook.to_run:
         lines += ["", "-v: each stage run, its memory and its first cell"]
     return lines
-
-
-def _in_order(plan: Plan) -> list[str]:
-    """The stages of a plan in dependency order, otherwise in order of appearance."""
-    runs = plan.stage_runs
-    needs: dict[str, set[str]] = {run.stage.name: set() for run in runs.values()}
-    for run in runs.values():
-        of_stage = needs[run.stage.name]
-        for each in run.needs:
-            of_stage.add(runs[each].stage.name)
-    ordered: list[str] = []
-    while left := [name for name in needs if name not in ordered]:
-        # Two toolchains can disagree on the order of two stages. Then the first remaining stage is next.
-        ordered.append(next((name for name in left if needs[name] <= set(ordered)), left[0]))
-    return ordered
 
 
 def _why(outlook: Forecast) -> list[str]:

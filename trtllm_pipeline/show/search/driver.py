@@ -185,7 +185,7 @@ def search(
 def look(request: Request, store: Store | None, goals: Goals) -> SearchState:
     """The state of the cells in a workspace, and the next decision. Raises like `flow.outlook`, and PlanError."""
     plan, outlook = flow.outlook(request, store, Path() if store is None else store.workspace)
-    check_feasible(plan)
+    check_feasible(plan, store)
     measured = (
         () if store is None else with_files("", report_file.rows(plan, store), plan_file.outline(plan), store).cells
     )

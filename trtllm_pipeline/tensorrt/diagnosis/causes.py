@@ -28,8 +28,8 @@ TELLING: Final = 10
 """Number of lines shown for an unknown failure."""
 _LONGEST: Final = 300
 _NOISE: Final = (
-    r"(?i)CudaDriverHelper|Unable to \w+ NVML|NVML error(?!: driver)|DCGM(?!\S*: cannot open)|\bpinned\b|unable to create stream(?!: the provided PTX)|CUDA memory pool|NCCL INFO"
-    r"|Failed to initialize NVML(?!: (?:Driver|Unknown Error))|\[TensorRT-LLM\]\[(?:INFO|DEBUG|WARNING)\]"
+    r"(?i)CudaDriverHelper|Unable to \w+ NVML|(?<!detection error: )NVML error(?!: driver)|DCGM(?!Exporter|\S*: cannot open| initialization error| that is not)|pinned_memory_manager|\bpinned (?:system )?memory\b|unable to create stream(?!: the provided PTX)|CUDA memory pool|NCCL INFO"
+    r"|Failed to initialize NVML(?!: (?:Driver|Unknown Error|could not load|Insufficient))|\[TensorRT-LLM\]\[(?:INFO|DEBUG|WARNING)\]"
     r"|\[TRT(?:-LLM)?\] (?:\[RANK \d+\] )?\[[IV]\]|^\|(?!.*(?:UNAVAILABLE|Not loaded): )|^\+ ?(?!-)\S|^\+-|\(ignored\)"
     r"|Unable to register cu\w+ factory|computation_placer|TF-TRT Warning|cpu_feature_guard"
     r"|pip's dependency resolver does not|not a git repository|debconf: |Error in cpuinfo|XDG_RUNTIME_DIR"
@@ -76,7 +76,7 @@ class LogLine:
     def message(self) -> str:
         """Its text without the line prefix."""
         text = _compiled(_PREFIX).sub("", self.text.strip())
-        return (flattened(text) or text).strip('"')[:_LONGEST]
+        return _cut((flattened(text) or text).strip('"'))
 
     def __str__(self) -> str:
         """`file:line: text`, with the base name of the file."""
@@ -119,10 +119,10 @@ class Diagnosis:
         """The same, for a log of this name."""
         message = self.line.message
         if not self.certain:
-            return f"the first error in {log}: {(self.words or message)[:_LONGEST]}"
+            return f"the first error in {log}: {_cut(self.words or message)}"
         # The end of a long line and the lines below a title have the details.
         detailed = self.words.startswith(message) or len(message) == _LONGEST
-        return f"{log} says: {self.words[:_LONGEST] if detailed else message}"
+        return f"{log} says: {_cut(self.words) if detailed else message}"
 
     def setting(self, stage: str, params: Mapping[str, Any]) -> str | None:
         """The change if `stage` with these parameters failed so: "settings.SECTION.KEY=VALUE", for `--set`."""
@@ -181,6 +181,11 @@ class LogText:
         """The last lines that are not blank."""
         filled = [index for index, line in enumerate(self.lines) if line.strip()]
         return [self.at(index) for index in filled[-most:]]
+
+
+def _cut(text: str) -> str:
+    """A long text without its middle: the reason often stands at the end."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 105]} ... {text[-100:]}"
 
 
 def _whole_cells(lines: list[str]) -> list[str]:
@@ -280,13 +285,15 @@ def _survived(log: LogText, statement: Statement, signature: Signature, known: S
 def _first_warning(
     logs: Sequence[LogText], stated: Iterable[tuple[int, Statement]], signatures: Sequence[Signature]
 ) -> tuple[int, Statement] | None:
-    """The first warning with the words of a cause. A truncated log may have nothing else."""
+    """The first warning with the most specific words of a cause. A truncated log may have nothing else."""
     warned = ((place, each) for place, each in stated if each.grade is Grade.WARNED)
-    for place, each in warned:
-        meaning = _best(_meanings(logs[place], each, signatures))
-        if meaning and meaning[0] is Weight.CAUSE:
-            return place, each
-    return None
+    meant = [
+        (meaning[0], (place, each))
+        for place, each in warned
+        if (meaning := _best(_meanings(logs[place], each, signatures)))
+        and (meaning[0] is Weight.CAUSE or not each.raised)
+    ]
+    return min(meant, key=lambda each: each[0], default=(None, None))[1]
 
 
 def _meanings(

@@ -13,6 +13,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cache
+from itertools import takewhile
 from typing import Final
 
 from trtllm_pipeline import PACKAGE
@@ -160,14 +161,26 @@ def statements(lines: Sequence[str], noise: Container[int] = ()) -> list[Stateme
     below = {line.above: line for line in parsed}
     ruled = False
     for line in parsed:
-        each = None if line.index in inside else _of_line(line, below.get(line.index))
+        under = below.get(line.index)
+        while under is not None and _compiled("titled").search(under.body) and under.index in below:
+            under = below[under.index]
+        each = None if line.index in inside else _of_line(line, under)
+        if each is None and ruled and line.index not in inside:
+            each = _of_paragraph(line, parsed)
         if each is not None and each.text == "AssertionError":
             each = replace(each, text=f"{each.text}{_asserted(parsed, line)}")
         if ruled and each is not None and each.grade is Grade.FAINT and not line.body.startswith("WARNING"):
             each = _of_help(each, parsed)
         ruled = line.body.startswith("--------------------")
         if each is not None and (each.grade is Grade.BARE or not _announces(line, heads)):
-            collected.append(replace(each, last=max(each.last, _end(parsed, line.index, inside))))
+            each = replace(each, last=max(each.last, _end(parsed, line.index, inside)))
+            if code := [*_code_above(parsed, line)] if _compiled("exception").match(line.body) else []:
+                raised_at = tuple(range(each.index, each.last + 1))
+                each = replace(each, first=code[-1], raised=raised_at, until=each.last)
+            below_it = parsed[each.index + 1 : each.index + 3]
+            if "validation error" in each.text and any(after.indent > line.indent for after in below_it):
+                each = replace(each, text=" ".join([each.text, *(after.body.strip() for after in below_it)]))
+            collected.append(each)
     collected = sorted(collected, key=lambda each: each.index)
     first = next((place for place, each in enumerate(collected) if each.grade is not Grade.WARNED), None)
     raised = first is not None and any(each.raised for each in collected[first:])
@@ -355,7 +368,7 @@ def _tracebacks(lines: Sequence[_Line]) -> tuple[list[_Raised], set[int]]:
                 and body
                 and not line.severity
                 and line.index - chain.last <= 6
-                and (_goes_on(line) or (chain.raised[-1][1].endswith(":") and not chain.more))
+                and (_goes_on(line) or (_is_title(chain.raised[-1][1]) and not chain.more))
             ):
                 chain.last = line.index
                 chain.more.append(body)
@@ -392,6 +405,11 @@ def _harmless(above: _Line) -> bool:
     return warned or _compiled("harmless").search(above.body) is not None
 
 
+def _is_title(text: str) -> bool:
+    """True if the reason of an exception is in the lines below it."""
+    return text.endswith(":") or "validation error" in text
+
+
 def _goes_on(line: _Line) -> bool:
     """True if a line below an exception continues its message."""
     body = line.body.strip()
@@ -410,7 +428,7 @@ def _of_chain(chain: _Raised) -> Statement:
         grade = _grade_raised(text)
     if chain.harmless:
         grade = max(grade, Grade.WARNED)
-    if (text.endswith(":") or "validation error" in text) and index == chain.raised[-1][0]:
+    if _is_title(text) and index == chain.raised[-1][0]:
         text = " ".join([text, *chain.more])
     until = max(
         line
@@ -440,6 +458,16 @@ def _of_help(each: Statement, lines: Sequence[_Line]) -> Statement:
             each = replace(each, index=line.index, last=line.index, text=unwrapped(line.body))
             break
     return replace(each, grade=Grade.OWN)
+
+
+def _of_paragraph(line: _Line, lines: Sequence[_Line]) -> Statement | None:
+    """The first paragraph below a rule, if it is prose and reports a problem after its first line."""
+    below = (each for each in lines[line.index : line.index + _PARAGRAPH] if each.stream == line.stream)
+    part = list(takewhile(lambda each: each.body.strip() and not (each.indent or each.severity), below))
+    text = " ".join(each.body for each in part)
+    if not text[:1].isupper() or _compiled("harmless").search(text) or not _compiled("faint").search(text):
+        return None
+    return Statement(Grade.OWN, line.index, line.index, part[-1].index, text, line.when)
 
 
 def _of_line(line: _Line, below: _Line | None) -> Statement | None:

@@ -336,6 +336,20 @@ def has_fixed_lengths(cell: Cell) -> bool:
     return fixed_lengths(SimpleNamespace(**settings), other)
 
 
+def beyond_lengths(cell: Cell) -> str | None:
+    """Why a cell's server, built for the cell's lengths, cannot answer the requests of its settings, or None."""
+    settings: Mapping[str, Any] = cell.settings["perf"]
+    prompt, output = settings["input_tokens"] or cell.isl, settings["max_tokens"] or cell.osl
+    if not has_fixed_lengths(cell) or settings["lengths_data"]:
+        return None
+    if prompt <= cell.isl and prompt + output <= cell.isl + cell.osl:
+        return None
+    return (
+        f"settings.perf requests {prompt} tokens in and {output} out; servers for {cell.isl},{cell.osl} take prompts of up to "
+        f"{cell.isl} tokens, and {cell.isl + cell.osl} with the output: use longer axes.lengths"
+    )
+
+
 def ends_early(cell: Cell) -> bool:
     """True if requests cannot set an exact output length: Triton's LLM API model has no input for it, and the OpenAI
     front end of Triton's images ignores both.

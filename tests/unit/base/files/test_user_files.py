@@ -94,7 +94,7 @@ def test_yaml_of_other_programs(text: str | bytes) -> None:
         (["plan", "--matrix", "MATRIX", "--set", "settings.perf.input_data=fifo"], "fifo: is a named pipe"),
         (["plan", "--matrix", "MATRIX", "--set", "settings.perf.input_data=self"], "leads back to itself"),
         (["plan", "--matrix", "MATRIX", "--set", f"settings.perf.requests=0x{'f' * 5000}"], "digits is too long"),
-        (["compare", "n" * 5000, "deep.json"], "is neither a file nor"),
+        (["compare", "n" * 5000, "deep.json"], "is not a file, and there is no workspace with runs"),
         (["compare", "deep.json", "deep.json"], "deep.json: nested deeper than"),
         (["eval", "answers", "-u", "127.0.0.1:1", "--model", "m", "--input-data", "fifo"], "fifo: is a named pipe"),
     ],

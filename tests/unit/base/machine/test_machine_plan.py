@@ -252,7 +252,7 @@ def test_a_machine_without_the_toolchain_can_be_planned_for_but_runs_nothing(mat
     plan = planner.plan_of(request, Store(tmp_path / "w"), guess=True)
     assert plan.cells
     with pytest.raises(PlanError, match="TensorRT-LLM is not installed") as refused:
-        planner.check_feasible(plan)
+        planner.check_feasible(plan, None)
     assert "--fit" not in str(refused.value.hint), "memory is not the reason"
 
 
@@ -260,8 +260,38 @@ def test_what_would_fit_is_pointed_to_where_memory_is_the_reason(matrix: Path, t
     small = "tensorrt_llm==1.0.0,sm=90,gpus=8,gpu_memory_gib=0.1"
     request = Request(matrix, toolchain="tensorrt_llm", assume=small)
     with pytest.raises(PlanError, match="GiB on each GPU") as refused:
-        planner.check_feasible(planner.plan_of(request, Store(tmp_path / "w"), guess=True))
+        planner.check_feasible(planner.plan_of(request, Store(tmp_path / "w"), guess=True), None)
     assert "pipeline plan --fit" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("change", "hint"),
+    [
+        ("axes.parallel=[tp3]", "change the matrix, or override it with --set KEY=VALUE"),
+        ("axes.lengths=['65536,1']", "change the matrix, or override it with --set KEY=VALUE"),
+        ("settings.build.options=gemm_plugn=auto", "change the matrix, or override it with --set KEY=VALUE"),
+        ("axes.parallel=[tp4]", "--assume MACHINE plans for another machine"),
+        ("axes.precision=[fp8]", "--assume MACHINE plans for another machine"),
+    ],
+)
+def test_another_machine_is_pointed_to_where_the_machine_is_the_reason(matrix: Path, change: str, hint: str) -> None:
+    machine = "tensorrt_llm==0.16.0,sm=80,gpus=2,gpu_memory_gib=80"
+    request = Request(matrix, ("axes.parallel=[tp1]", change), toolchain="tensorrt_llm", assume=machine)
+    plan = planner.plan_of(request, None, guess=True)
+    with pytest.raises(PlanError) as refused:
+        planner.check_feasible(plan, None)
+    assert refused.value.hint == hint
+
+
+def test_a_refusal_by_an_estimate_points_to_what_would_fit(matrix: Path, tmp_path: Path) -> None:
+    sets = ("axes.parallel=[tp1]", "axes.max_batch_size=[512]", "axes.lengths=['16384,16384']")
+    small = "tensorrt_llm==1.0.0,sm=90,gpus=1,gpu_memory_gib=18"
+    plan = planner.plan_of(
+        Request(matrix, sets, toolchain="tensorrt_llm", assume=small), Store(tmp_path / "w"), guess=True
+    )
+    with pytest.raises(PlanError, match="needs about") as refused:
+        planner.check_feasible(plan, Store(tmp_path / "w"))
+    assert str(refused.value.hint).endswith("pipeline plan --fit looks for changes that fit into its memory")
 
 
 def test_a_request_survives_its_file_with_the_machine_it_was_for(tmp_path: Path) -> None:

@@ -76,6 +76,16 @@ def test_show(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "matrix", "show", path, "--cells", "large")[0] == 2
 
 
+def test_show_names_toolchains_that_differ(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    axes = {"model": ["qwen3-8b"], "precision": ["bf16", "int4_awq"], "parallel": ["tp1"], "max_batch_size": [4]}
+    machine = "1xH200,tensorrt_llm==1.2"
+    _, out, _ = run(capsys, "matrix", "show", str(write(axes=axes)), "--assume", machine)
+    for line in out.splitlines():
+        assert line.endswith(", tensorrt_llm_pytorch" if "/int4_awq/" in line else ", tensorrt_llm")
+    _, out, _ = run(capsys, "matrix", "show", str(write(axes={**axes, "precision": ["bf16"]})), "--assume", machine)
+    assert "tensorrt_llm" not in out
+
+
 @pytest.mark.parametrize("kind", ["matrix", "recipe"])
 def test_schema(capsys: pytest.CaptureFixture[str], kind: str) -> None:
     code, out, _ = run(capsys, "matrix", "schema", "--kind", kind)

@@ -73,6 +73,7 @@ def test_scalars_follow_yaml_1_2(text: str, value: object) -> None:
         ("a: &a [*a]", "f:1: *a refers to nothing"),
         ("[a]: 1", "f:1: a key must be plain text"),
         ("a: 1\n---\nb: 1", "f:2: a second document starts here"),
+        ("a:\n \tb: 1", "f:2: is not valid YAML: the line starts with a tab; indent with spaces"),
         ("a: [1", "f:1: is not valid YAML"),
         ("a: 'x", "is not valid YAML"),
         ("a: \x07", "is not valid YAML"),
@@ -160,6 +161,8 @@ def test_a_missing_file_suggests_its_neighbour(tmp_path: Path) -> None:
 def test_names() -> None:
     assert nearest("precison", ["precision", "model"]) == "; did you mean 'precision'?"
     assert nearest("qwen", ["qwen2", "qwen3", "llama"]) == "; did you mean one of qwen2, qwen3?"
+    assert nearest("awq", ["int4_awq", "fp16", "w4a8_awq"]) == "; did you mean one of int4_awq, w4a8_awq?"
+    assert nearest("BF16", ["bf16", "fp16"]) == "; did you mean 'bf16'?"
     assert nearest("q", [f"q{number}" for number in range(9)]).endswith("q6, q7, ...?")
     assert nearest("zzz", ["b", "a"]) == "; known are a, b"
     assert nearest("zzz", map(str, range(100))) == ""

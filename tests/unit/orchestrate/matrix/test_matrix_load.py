@@ -128,6 +128,10 @@ def test_wrong_shapes(write: Write, text: str, message: str) -> None:
         ({"settings.": [1]}, "unknown key"),
         ({"precision": ["fp61"]}, "\"fp61\" is not allowed; did you mean 'fp16'?"),
         ({"model": ["../../etc/passwd"]}, "there is no such file"),
+        (
+            {"model": ["https://huggingface.co/Qwen/Qwen3-8B"]},
+            "a model is named by its repository: write Qwen/Qwen3-8B",
+        ),
         ({"model": ["a b"]}, "there is no recipe 'a b'"),
     ],
 )

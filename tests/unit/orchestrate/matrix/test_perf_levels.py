@@ -18,14 +18,16 @@ from trtllm_pipeline.orchestrate.matrix.expand import expand
 from trtllm_pipeline.orchestrate.matrix.models import Perf
 from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
 from trtllm_pipeline.tensorrt.stage.params import PerfParams, key
-from trtllm_pipeline.tensorrt.toolchains.common_stages import PERF
+from trtllm_pipeline.tensorrt.toolchains.common_stages import PERF, beyond_lengths
 from trtllm_pipeline.tensorrt.toolchains.load_words import load_words
 
 
+def with_perf(cell: Cell, **settings: Any) -> Cell:
+    return dataclasses.replace(cell, settings={**cell.settings, "perf": {**cell.settings["perf"], **settings}})
+
+
 def params(**settings: Any) -> dict[str, Any]:
-    cell = fabricated.cell("fp16")
-    changed = dataclasses.replace(cell, settings={**cell.settings, "perf": {**cell.settings["perf"], **settings}})
-    return key(PERF.read(changed))
+    return key(PERF.read(with_perf(fabricated.cell("fp16"), **settings)))
 
 
 def test_rates_and_objectives_are_part_of_a_measurement_only_where_they_were_asked_for() -> None:
@@ -34,6 +36,17 @@ def test_rates_and_objectives_are_part_of_a_measurement_only_where_they_were_ask
     assert (asked["concurrency"], asked["request_rate"], asked["request_distribution"]) == ([], [2.5], "poisson")
     assert asked["slo"] == {"ttft_ms": 300.0}
     assert "request_rate" not in params(slo={"tpot_ms": 40.0})
+
+
+def test_requests_that_the_lengths_of_a_cell_leave_no_room_for_are_refused() -> None:
+    cell = fabricated.cell("fp16")
+    isl, osl = cell.isl, cell.osl
+    for fits in ({}, {"input_tokens": isl}, {"input_tokens": 1, "max_tokens": isl + osl - 1}):
+        assert beyond_lengths(with_perf(cell, **fits)) is None
+    for too_long in ({"input_tokens": isl + 1, "max_tokens": 1}, {"max_tokens": osl + 1}):
+        assert "use longer axes.lengths" in str(beyond_lengths(with_perf(cell, **too_long)))
+    for from_rows in ({"lengths_data": "lengths.jsonl"}, {"input_data": "rows.jsonl"}):
+        assert beyond_lengths(with_perf(cell, max_tokens=osl + 1, **from_rows)) is None
 
 
 @pytest.mark.parametrize(

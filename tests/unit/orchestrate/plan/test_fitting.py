@@ -41,14 +41,14 @@ def with_setting(cell: Cell, section: str, **values: Json) -> Cell:
     return dataclasses.replace(cell, settings={**cell.settings, section: {**cell.settings[section], **values}})
 
 
-def fitted(cell: Cell, machine: Machine, *, same_batch: bool = False) -> tuple[str, ...] | None:
+def fitted(cell: Cell, machine: Machine) -> tuple[str, ...] | None:
     def wrong(changed: Cell) -> bool:
         toolchain = toolchains.load(changed.toolchain)
         lacks = estimates.lacking(changed, toolchain.stages, machine, estimates.Corrections((), machine))
         return lacks is not None or toolchain.infeasible(changed, machine) is not None
 
     assert wrong(cell)
-    found = fitting.fit(cell, machine, wrong, same_batch=same_batch)
+    found = fitting.fit(cell, machine, wrong)
     assert found is None or not wrong(found[1])
     return None if found is None else found[0]
 
@@ -92,9 +92,14 @@ def test_nothing_is_proposed_where_nothing_helps() -> None:
     assert fitted(llama(2), gpus(4, 1)) is None
 
 
-def test_the_same_batch_is_kept_where_a_cell_works_on_less() -> None:
-    assert fitted(llama(64), gpus(1, 24), same_batch=True) is None
-    assert fitted(llama(64), gpus(4, 24), same_batch=True) == ("axes.parallel=[tp2pp1]",)
+def test_the_largest_batch_is_proposed_where_a_cell_works_on_less(tmp_path: Path) -> None:
+    axes = "model: [qwen3-8b], precision: [bf16], max_batch_size: [256], lengths: ['32768,1024']"
+    for gpus, proposal in (
+        (1, ("axes.max_batch_size=[16]",)),
+        (8, ("axes.max_batch_size=[128]", "axes.parallel=[tp8pp1]")),
+    ):
+        (fit,) = proposed(tmp_path, axes, f"tensorrt_llm==1.2.0,gpu=H200,sm=90,gpus={gpus},gpu_memory_gib=140").fits
+        assert (fit.works, fit.proposal) == (True, proposal)
 
 
 def test_a_layout_that_the_model_cannot_be_divided_over_is_passed_over() -> None:

@@ -169,9 +169,20 @@ def test_several_machines_are_assumed_in_one_line() -> None:
         ("h100", "h100", 4),
         ("l40s", "l40s", 4),
     ]
+    assert parse(f"{H100}; {L40S};") == machine
+    named = parse("2xH100,tensorrt_llm==1.2; 2xL40S,tensorrt_llm==1.2")
+    assert [name for name, _ in named.types] == ["h100", "l40s"]
+    assert named.lacks("L40S") is None
+    assert parse(describe(named)) == named
     for wrong in (f"{H100}; {H100}", f"{H100}; gpus=0"):
         with pytest.raises(UsageError, match="expected machines with GPUs of different names"):
             parse(wrong)
+
+
+def test_a_gpu_is_called_by_part_of_its_name_or_as_in_an_assumed_machine() -> None:
+    machine = parse("2xRTX4090")
+    assert [machine.lacks(name) for name in ("RTX4090", "RTX 4090", "GeForce RTX 4090")] == [None] * 3
+    assert machine.lacks("RTX3090") == "it is for GPUs of type RTX3090; there are NVIDIA GeForce RTX 4090"
 
 
 def test_what_was_measured_on_a_type_corrects_what_is_expected_there_alone() -> None:

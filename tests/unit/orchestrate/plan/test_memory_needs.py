@@ -229,9 +229,27 @@ def test_what_needs_more_host_memory_than_there_is_cannot_work() -> None:
     why = estimates.infeasible(made, stages(made), little, no_measurements(little))
     assert why is not None
     assert "of host memory" in why
+    assert why.endswith("; use a machine with more, or a smaller model")
     assert estimates.infeasible(made, stages(made), H100, no_measurements(H100)) is None
     unknown = dataclasses.replace(H100, memory_bytes=None)
     assert estimates.infeasible(made, stages(made), unknown, no_measurements(unknown)) is None
+
+
+@pytest.mark.parametrize(
+    ("stage", "remedy"),
+    [
+        ("launch", "a larger tp or pp, or a smaller precision, reduces it"),
+        ("quantize", "use more or larger GPUs, or precision as_is with a published model that is already quantized"),
+    ],
+)
+def test_a_refusal_for_memory_has_a_way_on(stage: str, remedy: str) -> None:
+    made = trtllm_cells.cell("int4_awq")
+    little = dataclasses.replace(H100, gpus=tuple(dataclasses.replace(gpu, memory_bytes=1 << 30) for gpu in H100.gpus))
+    why = estimates.infeasible(
+        made, [each for each in stages(made) if each.name == stage], little, no_measurements(little)
+    )
+    assert why is not None
+    assert why.endswith(f"1.0 GiB available; {remedy}")
 
 
 def test_a_measurement_that_fitted_makes_it_possible_again() -> None:

@@ -126,12 +126,9 @@ def test_what_ran_on_such_a_system_corrects_the_formula() -> None:
 def test_a_forecast_has_the_time_of_each_stage_run_beside_its_limit() -> None:
     plan = fabricated.plan(cell(), cell(times=3))
     seen = forecast(plan, None)
-    every, longest = durations_of(plan, seen), durations_of(plan, seen, every=False)
+    every = durations_of(plan, seen)
     assert len(every) == len(seen.to_run)
-    by_stage = {need.stage: need for need in longest}
-    assert len(by_stage) == len(longest)
-    slow = max(need.estimate.value for need in every if need.stage == "convert")
-    assert by_stage["convert"].estimate.value == slow
+    by_stage = {need.stage: need for need in every}
     assert by_stage["perf"].has == 6 * 3600 * 1000
     assert by_stage["launch"].has == 600_000, "until it is ready"
     assert {need.verdict for need in every} == {"fits"}

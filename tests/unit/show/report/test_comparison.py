@@ -869,11 +869,11 @@ def test_reports_of_an_earlier_release_are_compared_only_when_allowed(pipeline: 
         (("compare",), "give a BASELINE, or --by AXIS"),
         (("compare", "a", "b", "--by", "precision"), "not both"),
         (("compare", "a", "b", "--base", "fp16"), "--base is only valid with --by"),
-        (("compare", "a", "b"), "'a' is neither a file nor, without a workspace, a run"),
+        (("compare", "a", "b"), "'a' is not a file, and there is no workspace with runs"),
         (("compare", "a", "b", "--metrics", "ttft_p98"), "unknown metric 'ttft_p98'"),
         (("compare", "a", "b", "--fail-on", "x"), "got 'x'"),
         (("recommend", "--slo", "x"), "--slo: 'x' is not"),
-        (("recommend", "--min-accuracy", "-1%", "x"), "'x' is neither a file"),
+        (("recommend", "--min-accuracy", "-1%", "x"), "'x' is not a file, and"),
     ],
 )
 def test_commands_say_what_is_wrong(pipeline: Pipeline, argv: tuple[str, ...], words: str) -> None:

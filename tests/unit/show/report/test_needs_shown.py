@@ -11,12 +11,15 @@ import pytest
 
 from tests.helpers import fabricated, trtllm_cells
 from tests.unit.orchestrate.run.test_forecast import cell
+from trtllm_pipeline.base.domain import CellId
 from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.base.text_blocks import as_markdown, on_terminal
 from trtllm_pipeline.orchestrate.memory.estimates import GPU, Estimate, Need
+from trtllm_pipeline.orchestrate.plan.plan import Plan
 from trtllm_pipeline.orchestrate.results.fits import Fit, Fits
 from trtllm_pipeline.orchestrate.run.forecast import forecast
 from trtllm_pipeline.show.cli.output import rendered
+from trtllm_pipeline.show.phrases import wrapped
 from trtllm_pipeline.show.report.plan_text import plan_markdown, plan_text
 
 PLAN = fabricated.plan(cell(), cell(precision="int4_wo"))
@@ -61,11 +64,10 @@ def test_an_assumed_machine_without_an_engine_for_its_gpus_is_named_as_such() ->
 
 def test_a_cell_that_does_not_fit_by_more_than_the_error_is_in_the_headline() -> None:
     plan = fabricated.plan(cell())
-    (run,) = (each for each in plan.stage_runs.values() if each.stage.name == "launch")
     few = Need("launch", plan.cells[0].id, GPU, Estimate(40 << 30, 0.15), 24 << 30, least=8 << 30)
     seen = replace(forecast(plan, None), needs=(few,))
     first, *others = plan_text(plan, seen, verbose=False).splitlines()
-    assert first.endswith(f"; too large: {run.first_cell.id}")
+    assert first.endswith("; 1 cell too large")
     assert (
         "launch needs up to 40.0 GiB of GPU memory (±15%), 24.0 GiB available: works on fewer requests or rows at a time; "
         "pipeline plan --fit proposes changes" in others
@@ -75,6 +77,74 @@ def test_a_cell_that_does_not_fit_by_more_than_the_error_is_in_the_headline() ->
     assert "too large" not in plan_text(plan, replace(seen, needs=(near,)), verbose=False)
     tight = replace(few, estimate=Estimate(23 << 30, 0.15), least=None)
     assert "24.0 GiB available: tight" in plan_text(plan, replace(seen, needs=(tight,)), verbose=False)
+
+
+def test_what_probably_does_not_fit_comes_first_with_a_way_on() -> None:
+    plan = fabricated.plan(cell(), cell(precision="int4_wo"))
+    first, second = (each.id for each in plan.cells)
+    tight = Need("build", first, GPU, Estimate(23 << 30, 0.15), 24 << 30)
+    needs = [
+        Need("launch", each, GPU, Estimate(gib << 30, 0.15), 24 << 30) for each, gib in ((first, 25), (second, 27))
+    ]
+    seen = replace(forecast(plan, None), needs=(tight, *needs))
+    text = plan_text(plan, seen, verbose=False)
+    title = (
+        "launch needs up to 27.0 GiB of GPU memory (±15%), 24.0 GiB available: probably does not fit; pipeline plan --fit "
+        "looks for changes"
+    )
+    assert f"\n\n{title}\n  {first}\n  {second}\n\nbuild needs up to 23.0 GiB" in text
+    assert text.splitlines()[0].endswith("; 2 cells too large")
+    assert title.removeprefix("launch") in plan_markdown(plan, seen, "Plan")
+
+
+def test_what_may_take_longer_than_its_limit_is_named_with_the_setting() -> None:
+    plan = fabricated.plan(cell(), cell(precision="int4_wo"))
+    seen = forecast(plan, None)
+    launches = [run.id for run in plan.stage_runs.values() if run.stage.name == "launch"]
+    times = {**seen.times, **{each: Estimate(550_000 + number, 0.3) for number, each in enumerate(launches)}}
+    lines = plan_text(plan, replace(seen, times=times), verbose=False).splitlines()
+    title = "launch may take 11:55, its time limit is 10:00: raise settings.serve.ready_timeout_s"
+    place = lines.index(title)
+    assert lines[place + 1 : place + 3] == [f"  {each.id}" for each in plan.cells]
+
+
+def on_toolchains(*names: str) -> Plan:
+    """A plan of cells whose ids do not name their toolchains."""
+    cells = [trtllm_cells.cell(toolchain=name, batch=batch) for batch, name in enumerate(names, 1)]
+    return trtllm_cells.plan(*(replace(each, id=CellId(f"model/bs{each.max_batch_size}")) for each in cells))
+
+
+def test_cells_on_another_toolchain_than_the_others_are_named() -> None:
+    mixed = on_toolchains(trtllm_cells.ENGINES, trtllm_cells.ENGINES, trtllm_cells.PYTORCH)
+    lines = plan_text(mixed, forecast(mixed, None), verbose=False).splitlines()
+    assert (
+        "1 cell, bs3: on tensorrt_llm_pytorch instead of tensorrt_llm, because of the model, precision or parallelism; "
+        "--toolchain tensorrt_llm shows why. Set axes.toolchain to compare cells on one toolchain" in lines
+    )
+    for name in (trtllm_cells.ENGINES, trtllm_cells.PYTORCH):
+        alike = on_toolchains(name, name)
+        assert "instead of tensorrt_llm" not in plan_text(alike, forecast(alike, None), verbose=False)
+
+
+def test_loads_are_told_apart_by_the_toolchain() -> None:
+    mixed = on_toolchains(*[trtllm_cells.ENGINES] * 2, *[trtllm_cells.PYTORCH] * 2)
+    settings = trtllm_cells.settings_of({"perf.concurrency": [1]})
+    cells = [replace(each, settings=settings) for each in mixed.cells]
+    plan = trtllm_cells.plan(*cells)
+    lines = plan_text(plan, forecast(plan, None), verbose=False).splitlines()
+    loads = [line.partition(": ") for line in lines if line.startswith("load of ")]
+    assert [head for head, _, _ in loads] == ["load of 2 cells, tensorrt_llm", "load of 2 cells, tensorrt_llm_pytorch"]
+
+
+def test_sentences_are_wrapped_to_a_terminal_and_tables_are_not() -> None:
+    table = "convert     host memory  33.5 GiB"
+    long = "  qwen3-8b: 2 cells need more than the machine has"
+    assert wrapped(f"{table}\n{long}\n", 36).splitlines() == [
+        table,
+        "  qwen3-8b: 2 cells need more than",
+        "    the machine has",
+    ]
+    assert wrapped(long, None) == long
 
 
 def test_every_stage_run_has_a_row_when_asked() -> None:
@@ -87,7 +157,10 @@ def test_every_stage_run_has_a_row_when_asked() -> None:
 
 
 def test_a_summary_has_the_table_too() -> None:
-    assert "| headroom |" in plan_markdown(PLAN, forecast(PLAN, None), "Plan")
+    text = plan_markdown(PLAN, forecast(PLAN, None), "Plan")
+    (heads,) = (line for line in text.splitlines() if "| headroom |" in line)
+    assert heads.endswith("| verdict | cell |")
+    assert any(f"| {PLAN.cells[1].id} |" in line for line in text.replace("\\", "").splitlines())
 
 
 def test_a_plan_says_what_ids_do_not() -> None:
@@ -142,7 +215,7 @@ def test_the_line_to_paste_stays_one_line_on_a_narrow_terminal(monkeypatch: pyte
 
 def test_a_cell_that_works_on_less_at_a_time_is_not_said_to_fail() -> None:
     text = shown(fit(8, works=True), fit(16, "axes.parallel=[tp2pp1]", works=True))
-    assert "1 cell works with fewer requests or rows at a time than configured, and no parallelism" in text
+    assert "1 cell works with fewer requests or rows at a time than configured, and no smaller batch" in text
     assert "1 cell works with fewer requests or rows at a time than configured; with this it fits" in text
 
 

@@ -68,6 +68,35 @@ def test_cells_that_can_no_longer_work_are_told_with_their_reason() -> None:
     assert gained.cells[0].reason == f"before: {lost.cells[0].reason}"
 
 
+def test_stages_are_in_the_order_of_the_flow() -> None:
+    """The first cell becomes an engine by convert, the second by quantize."""
+    found = compared("1.2.0", "1.0.0", "axes.precision=[fp16,fp8]")
+    order = ["download", "convert", "quantize", "build", "check", "repository", "launch", "smoke", "perf", "accuracy"]
+    assert [each.stage for each in found.stages] == order
+
+
+@pytest.mark.parametrize(("new", "base", "words"), [(80, 80, "no cell can work on either"), (80, 90, "can no longer")])
+def test_the_exit_code_is_3_if_no_cell_can_work(
+    new: int, base: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sides = [f"tensorrt_llm==1.0.0,sm={sm},gpus=1" for sm in (new, base)]
+    argv = [
+        "plan",
+        "--matrix",
+        str(MATRIX),
+        "--set",
+        "axes.precision=[fp8]",
+        "--assume",
+        sides[0],
+        "--compare",
+        sides[1],
+    ]
+    assert main(argv) == 3
+    text = capsys.readouterr().out
+    assert words in text
+    assert "The plans are the same" not in text
+
+
 def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--assume", machine("1.0.0"), "--compare", machine("0.16.0"), "--format", "json"]
     assert main(["plan", "--matrix", str(MATRIX), *words]) == 0

@@ -84,6 +84,23 @@ def table(rows: tuple[CellResult, ...], width: int, monkeypatch: pytest.MonkeyPa
     return stream.getvalue()
 
 
+def test_toolchains_that_differ_are_a_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    def on(toolchain: str, precision: str, *, named: bool = False) -> CellResult:
+        made = row(precision)
+        cell = CellId(f"{made.id}/{toolchain}") if named else made.id
+        return dataclasses.replace(made, id=cell, axes={**made.axes, "toolchain": toolchain})
+
+    engine, other = on("tensorrt_llm", "fp16"), on("tensorrt_llm_pytorch", "int4_awq")
+    lines = table((engine, other), 120, monkeypatch).splitlines()
+    assert next(line for line in lines if line.startswith("int4_awq")).split()[:4] == [
+        *("int4_awq", "done", "!", "tensorrt_llm_pytorch"),
+    ]
+    alike = (engine, on("tensorrt_llm", "int8_wo"))
+    named = (on("tensorrt_llm", "fp16", named=True), on("tensorrt_llm_pytorch", "int4_awq", named=True))
+    for rows in (alike, named):
+        assert "toolchain" not in [column.head for column in columns(rows)]
+
+
 def test_the_table_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert table(ROWS, 80, monkeypatch).splitlines() == [
         "4 cells: 2 done, 2 failed; all: smollm2-135m-instruct tp1pp1 isl128-osl64",
