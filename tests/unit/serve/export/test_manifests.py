@@ -118,8 +118,12 @@ def test_the_table_of_custom_resources_refuses_what_it_does_not_know(tmp_path: P
 
 
 def pod_specs(found: dict[str, dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The pods of all objects; KServe's is the predictor, with containers and volumes of the runtime that it names."""
     for name, each in found.items():
         spec = each.get("spec", {})
+        if each["kind"] == "InferenceService":
+            runtime = found[f"ServingRuntime {spec['predictor']['model']['runtime']}"]["spec"]
+            yield name, {**runtime, **spec["predictor"]}
         if each["kind"] in {"Deployment", "Job"}:
             yield name, spec["template"]["spec"]
         elif each["kind"] == "Pod":
@@ -148,6 +152,22 @@ def test_every_pod_is_closed(target: str, of: Deployment, tmp_path: Path) -> Non
     assert all(
         each["spec"].get("type", "ClusterIP") == "ClusterIP" for each in found.values() if each["kind"] == "Service"
     )
+
+
+@pytest.mark.parametrize(("target", "of"), CASES, ids=IDS)
+def test_servers_wait_for_the_bundle_before_their_probes_count(target: str, of: Deployment, tmp_path: Path) -> None:
+    servers = 0
+    for name, spec in pod_specs(written(target, of, tmp_path)):
+        if "startupProbe" in spec["containers"][0]:
+            servers += 1
+            (wait,) = spec["initContainers"]
+            assert "until [ -f /models/SHA256SUMS ]" in wait["command"][-1], name
+            assert "until" not in " ".join(spec["containers"][0]["command"]), name
+            for container in (wait, spec["containers"][0]):
+                (mount,) = (each for each in container["volumeMounts"] if each["mountPath"] == "/models")
+                (volume,) = (each for each in spec["volumes"] if each["name"] == mount["name"])
+                assert volume["persistentVolumeClaim"] == {"claimName": of.name}, name
+    assert servers == 1
 
 
 def test_ports_labels_and_selectors_meet(tmp_path: Path) -> None:
