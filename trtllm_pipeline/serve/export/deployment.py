@@ -111,12 +111,17 @@ class Deployment:
         )
 
     @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the repository in `bundle.json`: it tells the bundle from others of the same name."""
+        return self.served.artifacts["repository"].fingerprint
+
+    @property
     def labels(self) -> dict[str, str]:
         """The labels of every object."""
         labels = {
             "name": "triton" if self.kind != "trtllm_serve" else "trtllm-serve",
             "instance": self.name,
-            "version": self.release or self.served.artifacts["repository"].fingerprint[:12],
+            "version": self.release or self.fingerprint[:12],
             "component": "inference-server",
             "part-of": kubernetes_names.label_value(self.served.cell.model),
             "managed-by": "trtllm-pipeline",

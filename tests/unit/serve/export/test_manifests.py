@@ -5,10 +5,13 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import stat
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -170,6 +173,40 @@ def test_servers_wait_for_the_bundle_before_their_probes_count(target: str, of: 
     assert servers == 1
 
 
+@pytest.mark.parametrize(("target", "of"), CASES, ids=IDS)
+def test_another_bundle_of_the_same_name_replaces_the_servers(target: str, of: Deployment, tmp_path: Path) -> None:
+    """They wait for their own bundle, whatever the volume still holds, and are recreated on their GPUs."""
+
+    def exported(fingerprint: str) -> dict[str, dict[str, Any]]:
+        folder = tmp_path / fingerprint
+        folder.mkdir()
+        served: Any = SimpleNamespace(**vars(of.served))
+        served.artifacts = {"repository": SimpleNamespace(fingerprint=fingerprint)}
+        return written(target, replace(of, served=served), folder)
+
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    (volume / "SHA256SUMS").touch()
+
+    def starts(spec: dict[str, Any]) -> bool:
+        (wait,) = spec["initContainers"]
+        *program, script = wait["command"]
+        script = script.replace("/models", str(volume)).replace("sleep 5", "exit 9")
+        done = subprocess.run([*program, script], capture_output=True, text=True, check=False)
+        assert (done.returncode, "waiting for the bundle" in done.stdout) in {(0, False), (9, True)}, done
+        return done.returncode == 0
+
+    old, new = exported("a" * 32), exported("b" * 32)
+    waiting = [name for name, spec in pod_specs(new) if "initContainers" in spec]
+    assert len(waiting) == 1 + of.openai + (target == "lws")
+    for fingerprint, right, wrong in (("a" * 32, old, new), ("b" * 32, new, old)):
+        (volume / "bundle.json").write_text(json.dumps({"artifacts": {"repository": fingerprint}}))
+        assert all(starts(spec) for name, spec in pod_specs(right) if name in waiting)
+        assert not any(starts(spec) for name, spec in pod_specs(wrong) if name in waiting)
+    if target == "kserve":
+        assert new[f"InferenceService {of.name}"]["spec"]["predictor"]["deploymentStrategy"] == {"type": "Recreate"}
+
+
 def test_ports_labels_and_selectors_meet(tmp_path: Path) -> None:
     found = written("kubernetes", deployment(openai=True), tmp_path)
     for name in ("tiny-fp16", "tiny-fp16-gateway"):
@@ -274,7 +311,8 @@ def test_a_volume_of_several_nodes_binds_no_pod(tmp_path: Path) -> None:
 
 
 STAND_IN_KUBECTL = """#!/bin/sh
-echo "$1" >> "$LOG"
+[ -e "$VOLUME/SHA256SUMS" ] && whole=whole || whole=
+echo "$1${whole:+ $whole}" >> "$LOG"
 [ "$1" = exec ] || exit 0
 while [ "$1" != -- ]; do shift; done
 shift
@@ -290,11 +328,13 @@ def test_the_script_copies_a_bundle_and_checks_it(tmp_path: Path) -> None:
     (tmp_path / "bin" / "kubectl").write_text(STAND_IN_KUBECTL)
     (tmp_path / "bin" / "kubectl").chmod(0o755)
     volume.mkdir()
+    volume.chmod(0o777)
+    (volume / "lost+found").mkdir()
     (bundle / "engine").mkdir(parents=True)
     (bundle / "engine" / "rank0.engine").write_bytes(b"e")
     (bundle / "SHA256SUMS").write_text(f"{hashlib.sha256(b'e').hexdigest()}  engine/rank0.engine\n")
     log = tmp_path / "log"
-    environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "LOG": str(log)}
+    environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "LOG": str(log), "VOLUME": str(volume)}
 
     def run(folder: Path) -> subprocess.CompletedProcess[str]:
         words = ["sh", str(script), str(folder)]
@@ -307,9 +347,20 @@ def test_the_script_copies_a_bundle_and_checks_it(tmp_path: Path) -> None:
     done = run(bundle)
     assert done.returncode == 0, done.stderr
     assert (volume / "engine" / "rank0.engine").read_bytes() == b"e"
-    assert log.read_text().split() == ["apply", "wait", "exec", "exec", "exec", "delete"]
-    (bundle / "engine" / "rank0.engine").write_bytes(b"f")
+    assert log.read_text().splitlines() == ["replace", "wait", "exec", "exec", "exec", "delete whole"]
+    assert stat.S_IMODE(volume.stat().st_mode) == 0o777, "root owns a volume, so tar may not change it"
+
+    (bundle / "engine").rename(bundle / "model")
+    (bundle / "SHA256SUMS").write_text(f"{hashlib.sha256(b'e').hexdigest()}  model/rank0.engine\n")
+    log.unlink()
+    done = run(bundle)
+    assert done.returncode == 0, done.stderr
+    assert log.read_text().splitlines() == ["replace whole", "wait whole", "exec whole", "exec", "exec", "delete whole"]
+    assert {path.name for path in volume.iterdir()} == {"model", "SHA256SUMS", "lost+found"}
+
+    (bundle / "model" / "rank0.engine").write_bytes(b"f")
     assert run(bundle).returncode != 0, "the content is not what SHA256SUMS says"
+    assert not (volume / "SHA256SUMS").exists()
 
 
 def test_probes_allow_for_the_measured_load_time_and_for_a_cold_read(tmp_path: Path) -> None:
