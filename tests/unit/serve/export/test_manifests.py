@@ -367,7 +367,7 @@ def test_probes_allow_for_the_measured_load_time_and_for_a_cold_read(tmp_path: P
     def startup_s(load_s: float | None, gb: int, target: str = "kubernetes") -> int:
         folder = tmp_path / f"{target}-{load_s}-{gb}"
         folder.mkdir()
-        of = deployment(load_s=load_s, bundle_bytes=gb * 10**9)
+        of = deployment(load_s=load_s, bundle_bytes=gb * 10**9, openai=True)
         found = written(target, of, folder)
         if target == "kubernetes":
             server = found["Deployment tiny-fp16"]["spec"]
@@ -377,7 +377,9 @@ def test_probes_allow_for_the_measured_load_time_and_for_a_cold_read(tmp_path: P
         probe = container["startupProbe"]
         limit = int(probe["periodSeconds"] * probe["failureThreshold"])
         if target == "kubernetes":
-            assert server["progressDeadlineSeconds"] > limit
+            filled_s = found["Pod tiny-fp16-copy"]["spec"]["activeDeadlineSeconds"]
+            gateway = found["Deployment tiny-fp16-gateway"]["spec"]
+            assert server["progressDeadlineSeconds"] == gateway["progressDeadlineSeconds"] > filled_s + limit
         manifests.write_compose(of, folder)
         service = yaml.safe_load((folder / "compose.yaml").read_text(encoding="utf-8"))["services"]["triton"]
         assert service["healthcheck"]["start_period"] == f"{limit}s"
@@ -390,6 +392,7 @@ def test_probes_allow_for_the_measured_load_time_and_for_a_cold_read(tmp_path: P
     text = (tmp_path / "kubernetes-None-3" / "base" / "deployment.yaml").read_text(encoding="utf-8")
     assert "The load time was not measured" in text
     assert "reading 3.0 GB at 100 MB/s" in text
+    assert "reading 1.4 MB at 100 MB/s" in deployment(bundle_bytes=1_400_000).start_limit_words
 
 
 def test_gpus_go_by_the_label_of_the_verified_one(tmp_path: Path) -> None:
@@ -448,8 +451,19 @@ def test_the_overlay_names_the_image_of_the_gateway_too(tmp_path: Path) -> None:
     cpu = container_images.parts(container_images.CPU)
     assert [each["name"] for each in named("both", openai=True)] == [container_images.TRITON, cpu.name]
     assert [each["name"] for each in named("one", kind="embedded", openai=True)] == [cpu.name]
+    own = named("own", kind="embedded", openai=True, image="registry:5000/x:1")
+    assert [each["name"] for each in own] == ["registry:5000/x"], "it has the gateway too"
     pinned = named("pinned", image=f"registry:5000/x@{DIGEST}")
     assert pinned == [{"name": "registry:5000/x", "newName": "registry:5000/x", "digest": DIGEST}]
+
+
+def test_an_image_for_cpus_serves_as_gateway_too(tmp_path: Path) -> None:
+    of = deployment("embedded", openai=True, image="registry/x:1")
+    specs = dict(pod_specs(written("kubernetes", of, tmp_path)))
+    assert len(specs) == 4
+    for spec in specs.values():
+        images = {each["image"] for each in (*spec["containers"], *spec.get("initContainers", ()))}
+        assert images == {"registry/x:1"}
 
 
 def test_values_that_look_like_yaml_stay_values(tmp_path: Path) -> None:
