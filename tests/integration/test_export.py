@@ -108,7 +108,7 @@ def test_the_card_is_what_a_hub_reads(built: Path, tmp_path: Path) -> None:
     text = (tmp_path / "out" / "bundle" / "README.md").read_text()
     _, front, body = text.split("---\n", 2)
     assert yaml.safe_load(front)["license"]
-    for words in (CELL, "sha256sum -c", "## Licence", "## Accuracy", "Not measured."):
+    for words in (CELL, "sha256sum -c", "## License", "## Accuracy", "Not measured."):
         assert words in body
     about = json.loads((tmp_path / "out" / "bundle" / "bundle.json").read_text())
     assert (about["cell"], about["kind"], about["gpus"], about["max_seq_len"]) == (CELL, "embedded", 0, 208)

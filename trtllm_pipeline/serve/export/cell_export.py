@@ -81,7 +81,8 @@ def export_targets(deployment: Deployment, targets: Sequence[str], folder: Path)
 
 def next_steps(deployment: Deployment, store: Store, folders: Mapping[str, Path]) -> dict[str, list[str]]:
     """The commands to type after the export to `directories`, by target. Each container target serves a bundle: `bundle` has
-    the command that writes it if the export did not."""
+    the command that writes it if the export did not.
+    """
     targets = [target for target in folders if target == "compose" or target in _READY]
     if not targets:
         return {}
