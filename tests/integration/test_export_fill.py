@@ -68,7 +68,9 @@ def test_it_goes_on_after_a_failure_and_until_then_the_bundle_is_not_whole(tmp_p
 def test_another_bundle_replaces_the_one_before(tmp_path: Path) -> None:
     """Until it is whole, no server starts with a mix; Triton would load a model that only the old one has."""
     volume = tmp_path / "v"
-    (volume / "lost+found").mkdir(parents=True)
+    for name in ("lost+found", ".snapshot"):  # the file system's own
+        (volume / name / "daily").mkdir(parents=True)
+        (volume / name / "daily" / "file").touch()
     old = repository({**FILES, "repository/old/1/model.py": b"", "engine/rank 1.engine": b"1"})
     new = {**FILES, "model/tokenizer.json": b"[]"}
     with FakeHub({"me/b": old, "me/c": repository(new)}) as hub:
@@ -83,8 +85,9 @@ def test_another_bundle_replaces_the_one_before(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
     found = {path.relative_to(volume).as_posix(): path.read_bytes() for path in volume.rglob("*") if path.is_file()}
     found.pop("SHA256SUMS")
-    assert found == new
-    assert {path.name for path in volume.iterdir()} == {"engine", "model", "start", "SHA256SUMS", "lost+found"}
+    kept = {f"{name}/daily/file": b"" for name in ("lost+found", ".snapshot")}
+    assert found == {**new, **kept}
+    assert not (volume / "repository").exists()
 
 
 def test_a_connection_that_breaks_is_tried_again(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ HUB          huggingface (default) or modelscope
 HF_ENDPOINT, MODELSCOPE_ENDPOINT   another address of the hub, such as a mirror
 TOKEN        for a private repository
 
-Existing files with the right digest are kept, so an interrupted run continues. All others are removed. SHA256SUMS is in
-FOLDER only while the bundle is complete: servers wait for it.
+Existing files with the right digest are kept, so an interrupted run continues. All others are removed, apart from hidden
+ones. SHA256SUMS is in FOLDER only while the bundle is complete: servers wait for it.
 """
 
 from __future__ import annotations
@@ -104,11 +104,13 @@ def sha256(path: Path) -> str:
 def remove_others(folder: Path, kept: set[Path]) -> None:
     """Remove all files below `folder` except `kept`, and directories that are empty then. Raises OSError."""
     for path in sorted(folder.rglob("*"), reverse=True):  # files before their directory
+        top = path.relative_to(folder).parts[0]
+        if path in kept or top == "lost+found" or top.startswith("."):  # the file system's own, such as .snapshot
+            continue
         if path.is_dir() and not path.is_symlink():
-            if path != folder / "lost+found":  # the file system's own
-                with contextlib.suppress(OSError):  # not empty
-                    path.rmdir()
-        elif path not in kept:
+            with contextlib.suppress(OSError):  # not empty
+                path.rmdir()
+        else:
             path.unlink()
 
 
@@ -123,7 +125,7 @@ def main(folder: Path) -> None:
             raise FillError(f"SHA256SUMS names {name}, which is outside the bundle")
         files[name] = wanted
     (folder / "SHA256SUMS").unlink(missing_ok=True)
-    remove_others(folder, {sums, *(folder / name for name in files)})
+    remove_others(folder, {folder / name for name in files})
     for name, wanted in files.items():
         path = folder / name
         if path.is_file():

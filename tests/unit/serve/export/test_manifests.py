@@ -329,7 +329,8 @@ def test_the_script_copies_a_bundle_and_checks_it(tmp_path: Path) -> None:
     (tmp_path / "bin" / "kubectl").chmod(0o755)
     volume.mkdir()
     volume.chmod(0o777)
-    (volume / "lost+found").mkdir()
+    for name in ("lost+found", ".snapshot"):  # the file system's own
+        (volume / name).mkdir()
     (bundle / "engine").mkdir(parents=True)
     (bundle / "engine" / "rank0.engine").write_bytes(b"e")
     (bundle / "SHA256SUMS").write_text(f"{hashlib.sha256(b'e').hexdigest()}  engine/rank0.engine\n")
@@ -356,7 +357,7 @@ def test_the_script_copies_a_bundle_and_checks_it(tmp_path: Path) -> None:
     done = run(bundle)
     assert done.returncode == 0, done.stderr
     assert log.read_text().splitlines() == ["replace whole", "wait whole", "exec whole", "exec", "exec", "delete whole"]
-    assert {path.name for path in volume.iterdir()} == {"model", "SHA256SUMS", "lost+found"}
+    assert {path.name for path in volume.iterdir()} == {"model", "SHA256SUMS", "lost+found", ".snapshot"}
 
     (bundle / "model" / "rank0.engine").write_bytes(b"f")
     assert run(bundle).returncode != 0, "the content is not what SHA256SUMS says"
