@@ -5,7 +5,7 @@
 A little matrix is run for real: a cell that works in two precisions, one that fails, one that can never work, and two that are
 measured otherwise: without objectives, by conversations of given lengths, and by built-in prompts at request rates. What the
 commands then print is merged into one schema each. `tests/integration/test_json_schemas.py` validates another run by the schemas that
-are written here, and `docs/generate.py` makes the tables of `docs/json.md` from them.
+are written here, and `docs/generate.py` makes the tables of `docs/reference/json.md` from them.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from tests.helpers.deployments import deployment
 from tests.helpers.fake_hub import FakeHub
 from tests.helpers.trtllm_runs import LARGER, PLAIN, Lane
 from tests.standins.programs.checkpoint import safetensors
-from trtllm_pipeline.serve.export import manifests
+from trtllm_pipeline.serve.export import container_images, manifests
 from trtllm_pipeline.tensorrt.servers import start_script
 
 CELL = "tiny/int8_wo/tp1pp1/bs4/isl192-osl16"
@@ -108,7 +108,7 @@ def test_the_card_is_what_a_hub_reads(built: Path, tmp_path: Path) -> None:
     text = (tmp_path / "out" / "bundle" / "README.md").read_text()
     _, front, body = text.split("---\n", 2)
     assert yaml.safe_load(front)["license"]
-    for words in (CELL, "sha256sum -c", "## Licence", "## Accuracy", "Not measured."):
+    for words in (CELL, "sha256sum -c", "## License", "## Accuracy", "Not measured."):
         assert words in body
     about = json.loads((tmp_path / "out" / "bundle" / "bundle.json").read_text())
     assert (about["cell"], about["kind"], about["gpus"], about["max_seq_len"]) == (CELL, "embedded", 0, 208)
@@ -165,23 +165,31 @@ def test_the_next_commands_are_said(built: Path, tmp_path: Path) -> None:
     out = tmp_path / "out of here"
     words = ("export", CELL, "--to", "kubernetes,compose", "--workspace", str(built), "--output-dir", str(out))
     told = json.loads(pipeline(*words, "--openai", "--format", "json").stdout)
-    again, keys, *steps = told["next_commands"]["kubernetes"]
+    (again,) = told["next_commands"]["bundle"]
+    image, choices, keys, *steps = told["next_commands"]["kubernetes"]
     name, bundle = told["name"], f"{out}-bundle/bundle"
+    built_image = f"docker build -f CLONE/Dockerfile.cpu -t {{}}{container_images.CPU} CLONE"
+    assert image == f"{built_image.format('REGISTRY/')} && docker push REGISTRY/{container_images.CPU}"
+    assert choices == f"grep -rn CHOOSE '{out}/kubernetes'"
+    lines = subprocess.run(choices, shell=True, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert {Path(line.split(":")[0]).name for line in lines} >= {
+        *("kustomization.yaml", "fill-from-hub.yaml", "fill-from-bundle.yaml", "gateway.yaml")
+    }
     assert keys == f'kubectl create secret generic {name}-api-keys --from-literal=keys="$(openssl rand -hex 24)"'
     assert steps[:2] == [
         f"kubectl apply -k '{out}/kubernetes/overlay'",
         f"sh '{out}/kubernetes/fill/fill-from-bundle.sh' '{bundle}'",
     ]
-    assert steps[2].endswith(f"s deployment/{name}")
-    assert told["next_commands"]["compose"][0] == again
+    assert steps[2:] == [f"kubectl wait --for=condition=available --timeout=30m deployment/{name}"]
+    assert told["next_commands"]["compose"][0] == built_image.format("")
     program, *typed = shlex.split(again)
     assert program == "pipeline"
     pipeline(*typed)
     assert (Path(bundle) / "SHA256SUMS").is_file()
 
     both = tmp_path / "both"
-    said = pipeline(*words[:3], "bundle,kubernetes", *words[4:-1], str(both)).stderr
-    assert said.startswith("next, for kubernetes:\n  kubectl apply -k ")
+    said = pipeline(*words[:3], "bundle,kubernetes", *words[4:-1], str(both), "--image", "mine/x:1").stderr
+    assert said.startswith(f"next, for kubernetes:\n  grep -rn CHOOSE {both}/kubernetes\n  kubectl apply -k ")
     assert f"fill-from-bundle.sh {both}/bundle\n" in said
 
 

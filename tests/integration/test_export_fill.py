@@ -65,6 +65,31 @@ def test_it_goes_on_after_a_failure_and_until_then_the_bundle_is_not_whole(tmp_p
         assert "there already: engine/rank 0.engine" in done.stdout
 
 
+def test_another_bundle_replaces_the_one_before(tmp_path: Path) -> None:
+    """Until it is whole, no server starts with a mix; Triton would load a model that only the old one has."""
+    volume = tmp_path / "v"
+    for name in ("lost+found", ".snapshot"):  # the file system's own
+        (volume / name / "daily").mkdir(parents=True)
+        (volume / name / "daily" / "file").touch()
+    old = repository({**FILES, "repository/old/1/model.py": b"", "engine/rank 1.engine": b"1"})
+    new = {**FILES, "model/tokenizer.json": b"[]"}
+    with FakeHub({"me/b": old, "me/c": repository(new)}) as hub:
+        assert run(hub, volume).returncode == 0
+        missing = run(hub, volume, REPOSITORY="me/none")
+        assert missing.returncode == 1
+        assert (volume / "SHA256SUMS").exists(), "the volume is as it was"
+        hub.faults = [Fault("model/tokenizer.json", status=403, times=1)]
+        assert run(hub, volume, REPOSITORY="me/c").returncode == 1
+        assert not (volume / "SHA256SUMS").exists()
+        done = run(hub, volume, REPOSITORY="me/c")
+        assert done.returncode == 0, done.stderr
+    found = {path.relative_to(volume).as_posix(): path.read_bytes() for path in volume.rglob("*") if path.is_file()}
+    found.pop("SHA256SUMS")
+    kept = {f"{name}/daily/file": b"" for name in ("lost+found", ".snapshot")}
+    assert found == {**new, **kept}
+    assert not (volume / "repository").exists()
+
+
 def test_a_connection_that_breaks_is_tried_again(tmp_path: Path) -> None:
     with FakeHub({"me/b": repository()}) as hub:
         hub.faults = [Fault("rank 0", "drop", after=100), Fault("SHA256SUMS", status=503)]

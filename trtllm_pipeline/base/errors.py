@@ -39,7 +39,7 @@ class FailureClass(str, Enum):
     TIMEOUT = "timeout"
     """Took longer than its limit."""
     USER = "user"
-    """The user must act first: a token, a licence acceptance, disk space."""
+    """The user must act first: a token, a license acceptance, disk space."""
     CHECK = "check_failed"
     """A check of the pipeline failed: a wrong answer, a score below its minimum, an invalid measurement."""
     BUG = "bug"

@@ -16,7 +16,7 @@ from trtllm_pipeline.orchestrate import Artifact, report_file
 from trtllm_pipeline.serve.export.deployment import Deployment
 from trtllm_pipeline.tensorrt import JOB, catalog, companions
 
-_HUB_LICENCES: Final = {
+_HUB_LICENSES: Final = {
     # name in recipes -> name in Hugging Face's model cards
     "Apache-2.0": "apache-2.0",
     "MIT": "mit",
@@ -87,10 +87,10 @@ def _lines(deployment: Deployment) -> Iterator[str]:
     yield from _accuracy(deployment)
     yield from _conditions(deployment)
     yield from _made(deployment)
-    yield "## Licence"
+    yield "## License"
     yield ""
-    yield f"The model's licence is {_licence(deployment)}. It applies to the weights, the engine built from them and"
-    yield "the tokenizer. Licence files that came with the model are in `model/`."
+    yield f"The model's license is {_license(deployment)}. It applies to the weights, the engine built from them and"
+    yield "the tokenizer. License files that came with the model are in `model/`."
 
 
 def ask(deployment: Deployment, address: str) -> str:
@@ -143,11 +143,11 @@ def _front_matter(deployment: Deployment) -> Iterator[str]:
     """The metadata that a hub reads from the card."""
     import yaml
 
-    licence = _licence(deployment)
-    known = _HUB_LICENCES.get(licence)
+    stated = _license(deployment)
+    known = _HUB_LICENSES.get(stated)
     metadata: dict[str, Any] = {"license": known or "other"}
     if known is None:
-        metadata["license_name"] = re.sub(r"[^a-z0-9.]+", "-", licence.lower()).strip("-")
+        metadata["license_name"] = re.sub(r"[^a-z0-9.]+", "-", stated.lower()).strip("-")
     base = _base_model(deployment)
     if base is not None:
         metadata["base_model"] = base
@@ -165,7 +165,7 @@ def _front_matter(deployment: Deployment) -> Iterator[str]:
     yield ""
 
 
-def _licence(deployment: Deployment) -> str:
+def _license(deployment: Deployment) -> str:
     return str(deployment.served.cell.recipe.get("license") or "not stated by its recipe")
 
 

@@ -5,6 +5,7 @@ All container targets serve the bundle: they mount it read-only at a fixed path 
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import shutil
@@ -15,7 +16,7 @@ from typing import Final
 
 from trtllm_pipeline.base import UsageError
 from trtllm_pipeline.orchestrate import Store
-from trtllm_pipeline.serve.export import bundle, manifests
+from trtllm_pipeline.serve.export import bundle, container_images, manifests
 from trtllm_pipeline.serve.export.deployment import Deployment
 
 TARGETS: Final = ("bundle", "compose", "kubernetes", "lws", "kserve", "hub")
@@ -33,6 +34,10 @@ _READY: Final = {
     "kserve": "--for=condition=ready {limit} inferenceservice/{name}",
 }
 """Target in a cluster -> the condition for `kubectl wait`."""
+_READY_MINUTES: Final = 30
+"""Minimum time for pulling the image and loading the engine."""
+_BUILD: Final = "docker build -f CLONE/Dockerfile.cpu -t {image} CLONE"
+"""CLONE is a clone of this project."""
 
 
 def check_targets(deployment: Deployment, targets: Sequence[str]) -> None:
@@ -75,30 +80,35 @@ def export_targets(deployment: Deployment, targets: Sequence[str], folder: Path)
 
 
 def next_steps(deployment: Deployment, store: Store, folders: Mapping[str, Path]) -> dict[str, list[str]]:
-    """The commands to type after the export to `directories`, by target. Each container target serves a bundle."""
+    """The commands to type after the export to `directories`, by target. Each container target serves a bundle: `bundle` has
+    the command that writes it if the export did not.
+    """
     targets = [target for target in folders if target == "compose" or target in _READY]
     if not targets:
         return {}
     out = folders[targets[0]].parent
     bundle = folders.get("bundle", out.with_name(f"{out.name}-bundle") / "bundle")
-    first = [] if "bundle" in folders else [_bundle_command(deployment, store, bundle.parent)]
-    steps = {}
+    steps = {} if "bundle" in folders else {"bundle": [_bundle_command(deployment, store, bundle.parent)]}
+    local = container_images.CPU in deployment.images  # in no registry
     for target in targets:
         folder, name = folders[target], deployment.name
         if target == "compose":
-            commands = [
-                f"BUNDLE={shlex.quote(str(bundle))} docker compose --file {shlex.quote(f'{folder}/compose.yaml')} up --detach --wait"
+            steps[target] = [
+                *([_BUILD.format(image=container_images.CPU)] if local else []),
+                f"BUNDLE={shlex.quote(str(bundle))} docker compose --file {shlex.quote(f'{folder}/compose.yaml')} up --detach --wait",
             ]
         else:
-            waited = _READY[target].format(name=name, limit=f"--timeout={deployment.start_limit_s}s")
+            limit = f"--timeout={max(_READY_MINUTES, math.ceil(deployment.start_limit_s / 60))}m"
+            image = f"REGISTRY/{container_images.CPU}"
             keys = f'kubectl create secret generic {name}-api-keys --from-literal=keys="$(openssl rand -hex 24)"'
-            commands = [
+            steps[target] = [
+                *([f"{_BUILD.format(image=image)} && docker push {image}"] if local else []),
+                shlex.join(["grep", "-rn", "CHOOSE", str(folder)]),
                 *([keys] if deployment.openai and deployment.api_keys else []),
                 shlex.join(["kubectl", "apply", "-k", f"{folder}/overlay"]),
                 shlex.join(["sh", f"{folder}/fill/{manifests.FILL_SCRIPT}", str(bundle)]),
-                f"kubectl wait {waited}",
+                f"kubectl wait {_READY[target].format(name=name, limit=limit)}",
             ]
-        steps[target] = [*first, *commands]
     return steps
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base import StateError, UsageError, count
+from trtllm_pipeline.base import StateError, UsageError, count, size
 from trtllm_pipeline.models import model_names
 from trtllm_pipeline.orchestrate import CellResult, StageRun, Store, manifest, provenance, served_cell
 from trtllm_pipeline.serve.export import container_images, kubernetes_names
@@ -20,6 +20,8 @@ DEFAULT_LOAD_S: Final = 200.0
 """Assumed load time of a server without a measurement. Three times this is ten minutes."""
 VOLUME_BYTES_PER_S: Final = 100_000_000
 """Assumed read rate of a volume. The machine that measured the load time may have read the weights from its page cache."""
+FILL_LIMIT_S: Final = 6 * 3600
+"""Time for filling the volume. Servers wait for it."""
 _GIB: Final = 1 << 30
 _LABEL_DOMAIN: Final = "app.kubernetes.io"
 BESIDE: Final = (*companions.NAMES, catalog.DRAFTER, catalog.VISUAL)
@@ -106,9 +108,29 @@ class Deployment:
             else f"It took {self.load_s:.0f} s to load when it was verified, perhaps from the page cache."
         )
         return (
-            f"{loaded} Limit: three times that, or reading {self.bundle_bytes / 1e9:.1f} GB at "
+            f"{loaded} Limit: three times that, or reading {size(self.bundle_bytes)} at "
             f"{VOLUME_BYTES_PER_S // 1_000_000} MB/s if that takes longer."
         )
+
+    @property
+    def progress_limit_s(self) -> int:
+        """Timeout of a rollout in Kubernetes: filling the volume, pulling the image, and the start."""
+        return FILL_LIMIT_S + 600 + self.start_limit_s
+
+    @property
+    def gateway_image(self) -> str:
+        """The embedded toolchain's image also has the gateway."""
+        return self.image if self.kind == catalog.EMBEDDED else container_images.CPU
+
+    @property
+    def images(self) -> list[str]:
+        """Images of its containers."""
+        return list(dict.fromkeys([self.image, *([self.gateway_image] if self.openai else [])]))
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the repository in `bundle.json`: it tells the bundle from others of the same name."""
+        return self.served.artifacts["repository"].fingerprint
 
     @property
     def labels(self) -> dict[str, str]:
@@ -116,7 +138,7 @@ class Deployment:
         labels = {
             "name": "triton" if self.kind != "trtllm_serve" else "trtllm-serve",
             "instance": self.name,
-            "version": self.release or self.served.artifacts["repository"].fingerprint[:12],
+            "version": self.release or self.fingerprint[:12],
             "component": "inference-server",
             "part-of": kubernetes_names.label_value(self.served.cell.model),
             "managed-by": "trtllm-pipeline",

@@ -8,11 +8,13 @@ HUB          huggingface (default) or modelscope
 HF_ENDPOINT, MODELSCOPE_ENDPOINT   another address of the hub, such as a mirror
 TOKEN        for a private repository
 
-Existing files with the right digest are kept, so an interrupted run continues.
+Existing files with the right digest are kept, so an interrupted run continues. All others are removed, apart from hidden
+ones. SHA256SUMS is in FOLDER only while the bundle is complete: servers wait for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sys
@@ -99,18 +101,38 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+def remove_others(folder: Path, kept: set[Path]) -> None:
+    """Remove all files below `folder` except `kept`, and directories that are empty then. Raises OSError."""
+    for path in sorted(folder.rglob("*"), reverse=True):  # files before their directory
+        top = path.relative_to(folder).parts[0]
+        if path in kept or top == "lost+found" or top.startswith("."):  # the file system's own, such as .snapshot
+            continue
+        if path.is_dir() and not path.is_symlink():
+            with contextlib.suppress(OSError):  # not empty
+                path.rmdir()
+        else:
+            path.unlink()
+
+
 def main(folder: Path) -> None:
-    """Fill `folder`. Raises FillError, KeyError for a variable that is not set."""
+    """Fill `folder`. Raises FillError, OSError, KeyError for a variable that is not set."""
     sums = folder / ".SHA256SUMS"  # moved into place last: its presence marks a complete bundle
     fetch("SHA256SUMS", sums)
+    files = {}
     for line in sums.read_text(encoding="utf-8").splitlines():
         wanted, _, name = line.partition("  ")
-        path = folder / name
-        if not path.resolve().is_relative_to(folder.resolve()):
+        if not (folder / name).resolve().is_relative_to(folder.resolve()):
             raise FillError(f"SHA256SUMS names {name}, which is outside the bundle")
-        if path.is_file() and sha256(path) == wanted:
-            print(f"there already: {name}", flush=True)  # noqa: T201  the log of the job
-            continue
+        files[name] = wanted
+    (folder / "SHA256SUMS").unlink(missing_ok=True)
+    remove_others(folder, {folder / name for name in files})
+    for name, wanted in files.items():
+        path = folder / name
+        if path.is_file():
+            if sha256(path) == wanted:
+                print(f"there already: {name}", flush=True)  # noqa: T201  the log of the job
+                continue
+            path.unlink()  # the volume may have no room for both
         path.parent.mkdir(parents=True, exist_ok=True)
         error = fetch(name, path)
         if error != wanted:
@@ -124,5 +146,5 @@ def main(folder: Path) -> None:
 if __name__ == "__main__":
     try:
         main(Path(sys.argv[1]))
-    except (FillError, KeyError) as error:
+    except (FillError, KeyError, OSError) as error:
         sys.exit(f"error: {error}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.orchestrate import GatewayParams
 from trtllm_pipeline.serve.export import container_images
-from trtllm_pipeline.serve.export.deployment import Deployment, label
+from trtllm_pipeline.serve.export.deployment import FILL_LIMIT_S, Deployment, label
 from trtllm_pipeline.serve.gateway.gateway_config import CONFIG_FILE, SCHEMA, GatewayConfig, OfferedModel
 from trtllm_pipeline.tensorrt import catalog, companions
 from trtllm_pipeline.tensorrt import params as stage_params
@@ -105,12 +105,8 @@ def _write_base(
     for name in resources:
         _render(name, deployment, folder / "base", **values)
     _render("kustomization.yaml", deployment, folder / "base", resources=resources)
-    used = [container_images.parts(deployment.image)]
-    if (
-        deployment.openai and container_images.parts(container_images.CPU).name != used[0].name
-    ):  # kustomize replaces an image by its name
-        used.append(container_images.parts(container_images.CPU))
-    _render("overlay.yaml", deployment, folder / "overlay", target="kustomization.yaml", images=used)
+    images = [container_images.parts(image) for image in deployment.images]
+    _render("overlay.yaml", deployment, folder / "overlay", target="kustomization.yaml", images=images)
     for name in ("fill-from-hub.yaml", "fill-from-bundle.yaml", FILL_SCRIPT):
         _render(name, deployment, folder / "fill")
 
@@ -120,7 +116,7 @@ def _render(name: str, deployment: Deployment, folder: Path, *, target: str | No
         "d": deployment,
         "models": MODELS,
         "embedded": catalog.EMBEDDED,
-        "gateway_image": container_images.CPU,
+        "fill_limit_s": FILL_LIMIT_S,
         **values,
     }
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import stat
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -118,8 +121,12 @@ def test_the_table_of_custom_resources_refuses_what_it_does_not_know(tmp_path: P
 
 
 def pod_specs(found: dict[str, dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The pods of all objects; KServe's is the predictor, with containers and volumes of the runtime that it names."""
     for name, each in found.items():
         spec = each.get("spec", {})
+        if each["kind"] == "InferenceService":
+            runtime = found[f"ServingRuntime {spec['predictor']['model']['runtime']}"]["spec"]
+            yield name, {**runtime, **spec["predictor"]}
         if each["kind"] in {"Deployment", "Job"}:
             yield name, spec["template"]["spec"]
         elif each["kind"] == "Pod":
@@ -148,6 +155,56 @@ def test_every_pod_is_closed(target: str, of: Deployment, tmp_path: Path) -> Non
     assert all(
         each["spec"].get("type", "ClusterIP") == "ClusterIP" for each in found.values() if each["kind"] == "Service"
     )
+
+
+@pytest.mark.parametrize(("target", "of"), CASES, ids=IDS)
+def test_servers_wait_for_the_bundle_before_their_probes_count(target: str, of: Deployment, tmp_path: Path) -> None:
+    servers = 0
+    for name, spec in pod_specs(written(target, of, tmp_path)):
+        if "startupProbe" in spec["containers"][0]:
+            servers += 1
+            (wait,) = spec["initContainers"]
+            assert "until [ -f /models/SHA256SUMS ]" in wait["command"][-1], name
+            assert "until" not in " ".join(spec["containers"][0]["command"]), name
+            for container in (wait, spec["containers"][0]):
+                (mount,) = (each for each in container["volumeMounts"] if each["mountPath"] == "/models")
+                (volume,) = (each for each in spec["volumes"] if each["name"] == mount["name"])
+                assert volume["persistentVolumeClaim"] == {"claimName": of.name}, name
+    assert servers == 1
+
+
+@pytest.mark.parametrize(("target", "of"), CASES, ids=IDS)
+def test_another_bundle_of_the_same_name_replaces_the_servers(target: str, of: Deployment, tmp_path: Path) -> None:
+    """They wait for their own bundle, whatever the volume still holds, and are recreated on their GPUs."""
+
+    def exported(fingerprint: str) -> dict[str, dict[str, Any]]:
+        folder = tmp_path / fingerprint
+        folder.mkdir()
+        served: Any = SimpleNamespace(**vars(of.served))
+        served.artifacts = {"repository": SimpleNamespace(fingerprint=fingerprint)}
+        return written(target, replace(of, served=served), folder)
+
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    (volume / "SHA256SUMS").touch()
+
+    def starts(spec: dict[str, Any]) -> bool:
+        (wait,) = spec["initContainers"]
+        *program, script = wait["command"]
+        script = script.replace("/models", str(volume)).replace("sleep 5", "exit 9")
+        done = subprocess.run([*program, script], capture_output=True, text=True, check=False)
+        assert (done.returncode, "waiting for the bundle" in done.stdout) in {(0, False), (9, True)}, done
+        return done.returncode == 0
+
+    old, new = exported("a" * 32), exported("b" * 32)
+    waiting = [name for name, spec in pod_specs(new) if "initContainers" in spec]
+    assert len(waiting) == 1 + of.openai + (target == "lws")
+    for fingerprint, right, wrong in (("a" * 32, old, new), ("b" * 32, new, old)):
+        (volume / "bundle.json").write_text(json.dumps({"artifacts": {"repository": fingerprint}}))
+        assert all(starts(spec) for name, spec in pod_specs(right) if name in waiting)
+        assert not any(starts(spec) for name, spec in pod_specs(wrong) if name in waiting)
+    if target == "kserve":
+        assert new[f"InferenceService {of.name}"]["spec"]["predictor"]["deploymentStrategy"] == {"type": "Recreate"}
 
 
 def test_ports_labels_and_selectors_meet(tmp_path: Path) -> None:
@@ -254,7 +311,8 @@ def test_a_volume_of_several_nodes_binds_no_pod(tmp_path: Path) -> None:
 
 
 STAND_IN_KUBECTL = """#!/bin/sh
-echo "$1" >> "$LOG"
+[ -e "$VOLUME/SHA256SUMS" ] && whole=whole || whole=
+echo "$1${whole:+ $whole}" >> "$LOG"
 [ "$1" = exec ] || exit 0
 while [ "$1" != -- ]; do shift; done
 shift
@@ -270,11 +328,14 @@ def test_the_script_copies_a_bundle_and_checks_it(tmp_path: Path) -> None:
     (tmp_path / "bin" / "kubectl").write_text(STAND_IN_KUBECTL)
     (tmp_path / "bin" / "kubectl").chmod(0o755)
     volume.mkdir()
+    volume.chmod(0o777)
+    for name in ("lost+found", ".snapshot"):  # the file system's own
+        (volume / name).mkdir()
     (bundle / "engine").mkdir(parents=True)
     (bundle / "engine" / "rank0.engine").write_bytes(b"e")
     (bundle / "SHA256SUMS").write_text(f"{hashlib.sha256(b'e').hexdigest()}  engine/rank0.engine\n")
     log = tmp_path / "log"
-    environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "LOG": str(log)}
+    environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "LOG": str(log), "VOLUME": str(volume)}
 
     def run(folder: Path) -> subprocess.CompletedProcess[str]:
         words = ["sh", str(script), str(folder)]
@@ -287,16 +348,27 @@ def test_the_script_copies_a_bundle_and_checks_it(tmp_path: Path) -> None:
     done = run(bundle)
     assert done.returncode == 0, done.stderr
     assert (volume / "engine" / "rank0.engine").read_bytes() == b"e"
-    assert log.read_text().split() == ["apply", "wait", "exec", "exec", "exec", "delete"]
-    (bundle / "engine" / "rank0.engine").write_bytes(b"f")
+    assert log.read_text().splitlines() == ["replace", "wait", "exec", "exec", "exec", "delete whole"]
+    assert stat.S_IMODE(volume.stat().st_mode) == 0o777, "root owns a volume, so tar may not change it"
+
+    (bundle / "engine").rename(bundle / "model")
+    (bundle / "SHA256SUMS").write_text(f"{hashlib.sha256(b'e').hexdigest()}  model/rank0.engine\n")
+    log.unlink()
+    done = run(bundle)
+    assert done.returncode == 0, done.stderr
+    assert log.read_text().splitlines() == ["replace whole", "wait whole", "exec whole", "exec", "exec", "delete whole"]
+    assert {path.name for path in volume.iterdir()} == {"model", "SHA256SUMS", "lost+found", ".snapshot"}
+
+    (bundle / "model" / "rank0.engine").write_bytes(b"f")
     assert run(bundle).returncode != 0, "the content is not what SHA256SUMS says"
+    assert not (volume / "SHA256SUMS").exists()
 
 
 def test_probes_allow_for_the_measured_load_time_and_for_a_cold_read(tmp_path: Path) -> None:
     def startup_s(load_s: float | None, gb: int, target: str = "kubernetes") -> int:
         folder = tmp_path / f"{target}-{load_s}-{gb}"
         folder.mkdir()
-        of = deployment(load_s=load_s, bundle_bytes=gb * 10**9)
+        of = deployment(load_s=load_s, bundle_bytes=gb * 10**9, openai=True)
         found = written(target, of, folder)
         if target == "kubernetes":
             server = found["Deployment tiny-fp16"]["spec"]
@@ -306,7 +378,9 @@ def test_probes_allow_for_the_measured_load_time_and_for_a_cold_read(tmp_path: P
         probe = container["startupProbe"]
         limit = int(probe["periodSeconds"] * probe["failureThreshold"])
         if target == "kubernetes":
-            assert server["progressDeadlineSeconds"] > limit
+            filled_s = found["Pod tiny-fp16-copy"]["spec"]["activeDeadlineSeconds"]
+            gateway = found["Deployment tiny-fp16-gateway"]["spec"]
+            assert server["progressDeadlineSeconds"] == gateway["progressDeadlineSeconds"] > filled_s + limit
         manifests.write_compose(of, folder)
         service = yaml.safe_load((folder / "compose.yaml").read_text(encoding="utf-8"))["services"]["triton"]
         assert service["healthcheck"]["start_period"] == f"{limit}s"
@@ -319,6 +393,7 @@ def test_probes_allow_for_the_measured_load_time_and_for_a_cold_read(tmp_path: P
     text = (tmp_path / "kubernetes-None-3" / "base" / "deployment.yaml").read_text(encoding="utf-8")
     assert "The load time was not measured" in text
     assert "reading 3.0 GB at 100 MB/s" in text
+    assert "reading 1.4 MB at 100 MB/s" in deployment(bundle_bytes=1_400_000).start_limit_words
 
 
 def test_gpus_go_by_the_label_of_the_verified_one(tmp_path: Path) -> None:
@@ -377,8 +452,19 @@ def test_the_overlay_names_the_image_of_the_gateway_too(tmp_path: Path) -> None:
     cpu = container_images.parts(container_images.CPU)
     assert [each["name"] for each in named("both", openai=True)] == [container_images.TRITON, cpu.name]
     assert [each["name"] for each in named("one", kind="embedded", openai=True)] == [cpu.name]
+    own = named("own", kind="embedded", openai=True, image="registry:5000/x:1")
+    assert [each["name"] for each in own] == ["registry:5000/x"], "it has the gateway too"
     pinned = named("pinned", image=f"registry:5000/x@{DIGEST}")
     assert pinned == [{"name": "registry:5000/x", "newName": "registry:5000/x", "digest": DIGEST}]
+
+
+def test_an_image_for_cpus_serves_as_gateway_too(tmp_path: Path) -> None:
+    of = deployment("embedded", openai=True, image="registry/x:1")
+    specs = dict(pod_specs(written("kubernetes", of, tmp_path)))
+    assert len(specs) == 4
+    for spec in specs.values():
+        images = {each["image"] for each in (*spec["containers"], *spec.get("initContainers", ()))}
+        assert images == {"registry/x:1"}
 
 
 def test_values_that_look_like_yaml_stay_values(tmp_path: Path) -> None:
