@@ -16,7 +16,7 @@ from typing import Any, Final
 from trtllm_pipeline.base import Exclusive
 from trtllm_pipeline.measure.load import counters
 from trtllm_pipeline.measure.load.events import ProbeRecord, RequestRecord
-from trtllm_pipeline.measure.load.requests import LevelRun, LoadRun, TimedRequest
+from trtllm_pipeline.measure.load.requests import BURST_MS, BURST_SHARE, LevelRun, LoadRun, TimedRequest
 from trtllm_pipeline.measure.load.result import MeasurementFinding
 from trtllm_pipeline.measure.load.roofline import CPU_MARGIN
 from trtllm_pipeline.measure.load.stats import LEAST_P99, percentile
@@ -49,8 +49,6 @@ MAX_QUEUE_SHARE: Final = 0.10
 _AROUND_THE_ENGINE: Final = ("preprocessing", "postprocessing")
 MIN_EVENTS: Final = 8
 """Minimum number of events after the first. With fewer, TPOT may only show one network delay, not the generation speed."""
-BURST_MS: Final = 0.1
-"""Events closer together were buffered and arrived as one."""
 SURE_REUSE: Final = 0.5
 POSSIBLE_REUSE: Final = 0.8
 """Second TTFT / first TTFT of a prompt sent twice: reuse if the median is below SURE_REUSE and all are below POSSIBLE_REUSE."""
@@ -396,13 +394,25 @@ def _severity_of_missing(run: LoadRun, short: Iterable[TimedRequest], good: Iter
 
 
 @_gate(
-    "chunks of each response with several tokens",
-    "-; reported if every response is a single chunk",
+    "chunks of each response with several tokens, and whether they arrived at once: within "
+    f"{BURST_SHARE:.0%} of e2e, and less than {BURST_MS:g} ms apart on average",
+    "-; reported if every response is a single chunk, or if chunks arrived at once; a warning if in more than half of the responses",
     "without streaming, the first token arrives with the last one: TTFT and TPOT cannot be measured",
 )
 def _one_response(_run: LoadRun, level: LevelRun) -> Found:
-    several = [request for request in level.answered if request.output_tokens > 1]
-    if several and not any(len(request.times_ns) > 1 for request in several):
+    several = [request for request in level.answered if not request.one_token]
+    at_once = [request for request in several if len(request.times_ns) > 1 and not request.streamed]
+    if at_once:
+        often = len(at_once) > len(several) / 2
+        advice = (
+            " A proxy that buffers does this: turn its buffering off, or measure the server directly" if often else ""
+        )
+        yield (
+            "warning" if often else "info",
+            f"in {len(at_once)} of {len(several)} responses, all text arrived at once: their TTFT is the end-to-end latency, "
+            f"and TPOT, ITL and ICL do not include them.{advice}",
+        )
+    elif several and not any(len(request.times_ns) > 1 for request in several):
         yield (
             "info",
             "responses were not streamed: TTFT is the end-to-end latency, and TPOT, ITL and ICL were not measured",
@@ -756,7 +766,7 @@ def _stop_when(run: LoadRun, level: LevelRun) -> Found:
     known = {
         "tpot": timed,
         "itl": timed,
-        "icl": any(len(request.times_ns) > 1 for request in level.answered),
+        "icl": any(request.streamed for request in level.answered),
         "input": all(request.input_tokens is not None for request in level.answered),
         "tokens": any(record["devices"] for record in level.gpus),
     }
