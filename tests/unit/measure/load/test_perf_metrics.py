@@ -600,3 +600,21 @@ def test_triton_tells_of_each_answer_what_was_accepted(tmp_path: Path) -> None:
     ]
     (level,) = analyze(write(tmp_path / "e", *records), Words())["levels"]
     assert level["acceptance"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"concurrency": [1]}, ""),
+        ({"request_rate": [2.0], "request_distribution": "poisson"}, "; arrivals poisson"),
+        (
+            {"request_rate": [2.0], "request_distribution": "gamma", "burstiness": 0.5},
+            "; arrivals gamma, burstiness 0.5",
+        ),
+    ],
+)
+def test_the_load_names_its_arrivals(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
+    path = write(tmp_path / "e", request(0, [(10, " a")]))
+    path.write_text(path.read_text().replace('"settings": {}', f'"settings": {json.dumps(settings)}'))
+    (load,) = [line for line in to_text(metrics.analyze(path, Words())).splitlines() if line.startswith("load: ")]
+    assert load == f"load: not recorded{words}"
