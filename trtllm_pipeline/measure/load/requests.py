@@ -105,7 +105,7 @@ class TimedRequest:
     @property
     def one_token(self) -> bool:
         """True if its text is one token, so there is no time between tokens. Some servers also count the end token."""
-        return self.output_tokens - (self.record.get("finish_reason") == "stop") <= 1
+        return self.output_tokens - ended_itself(self.record) <= 1
 
     @property
     def tpot_ms(self) -> float | None:
@@ -307,9 +307,8 @@ def read_run(events: Path, tokenizer: Tokenizer | None, text: bytes | None = Non
         total = again = sum(tokens)
         if by_server and (counted := server_total(record)) is not None:
             total = counted
-            tokens = server_tokens(record) or (
-                _by_characters(texts, total) if tokenizer is None else _at_most(tokens, total)
-            )
+            weights = [len(text) for text in texts] if tokenizer is None else tokens
+            tokens = server_tokens(record) or _shared(weights, total, end_token=ended_itself(record))
             again = total if tokenizer is None else again
         id_, asked_text = record["prompt"], records.text(record)
         input_count = input_tokens.get(id_, record.get("input_tokens"))
@@ -326,15 +325,19 @@ def server_total(record: RequestRecord) -> int | None:
     return total if record.get("usage_ns") is not None or server_tokens(record) is not None else None
 
 
-def _at_most(tokens: Sequence[int], total: int) -> tuple[int, ...]:
-    """`tokens` with the last ones lowered until their sum is at most `total`."""
-    sums = (min(total, upto) for upto in accumulate(tokens, initial=0))
-    return tuple(later - earlier for earlier, later in pairwise(sums))
+def ended_itself(record: RequestRecord) -> bool:
+    """True if the model ended its output. Servers count the end token, which has no text."""
+    return record.get("finish_reason") == "stop"
 
 
-def _by_characters(texts: Sequence[str], total: int) -> tuple[int, ...]:
-    """`total` tokens distributed over events by their share of the characters."""
-    ends = list(accumulate(map(len, texts), initial=0))
+def _shared(weights: Sequence[int], total: int, *, end_token: bool) -> tuple[int, ...]:
+    """`total` tokens distributed over events: one each if there are as many, else by `weights`. `end_token`: one of them may
+    have no text.
+    """
+    if len(weights) in {total, total - end_token}:
+        return (1,) * len(weights)
+    ends = list(accumulate(weights, initial=0))
+    total -= end_token and ends[-1] < total
     sums = [round(total * end / max(1, ends[-1])) for end in ends]
     return tuple(later - earlier for earlier, later in pairwise(sums))
 
