@@ -117,6 +117,10 @@ LEVEL_FIELDS: Final = (
     Field("trace_speed", "trace speed", "workload"),
 )
 """Conditions of one concurrency or request rate."""
+OUTPUT_LENGTH: Final = Field(
+    "output_tokens_per_request", "mean output tokens", "workload", decides=False, axes=("osl", "max_tokens")
+)
+"""A result rather than a condition, but one that makes other results differ."""
 QUESTION_FIELDS: Final = (
     # Its digest is of prompts as rendered by the model's own template.
     Field("digest", "questions' digest", "workload", axes=("model", "data", "input_data", "metrics")),

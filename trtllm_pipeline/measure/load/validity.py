@@ -67,7 +67,7 @@ MAX_SILENT_SHARE: Final = 0.20
 """Share of TTFT between the first chunk without text and the first text."""
 MAX_SILENT_ANSWERS: Final = 0.10
 FAR_SHARE: Final = 0.5
-"""Mean length / the cell's length. Below it, a load is not one of the cell's lengths."""
+"""Mean length / the cell's or the requested length. Below it, a load is not one of these lengths."""
 SPARE_TOKENS: Final = 8
 """Per response: tokens that are counted but have no text, such as the end token and reasoning marks."""
 MAX_UNSEEN_SHARE: Final = 0.50
@@ -712,22 +712,36 @@ def _saturation(_run: LoadRun, level: LevelRun) -> Found:
 
 
 @_gate(
-    "mean lengths of prompts and outputs, and those that the server was built for",
+    "mean lengths of prompts and outputs, and those that the server was built for; for prompts with a target length: the mean "
+    "output, and max_tokens",
     f"-; a warning below {FAR_SHARE:.0%}",
     "shorter requests are faster: the result is not one of these lengths",
 )
 def _far_lengths(run: LoadRun, level: LevelRun) -> Found:
+    if (far := _far_from_the_cell(run, level)) is not None:
+        yield "warning", far
+        return
+    made = [request for request in level.answered if request.record["prompt"] in run.records.asked_tokens]
+    if made and not _fixed_length(run):  # else `stop_reasons` judges each output
+        mean, requested = (
+            fmean(counts)
+            for counts in zip(*((each.output_tokens, each.record["max_tokens"]) for each in made), strict=True)
+        )
+        if mean < FAR_SHARE * requested:
+            yield "warning", f"outputs have {mean:.3g} tokens on average, and {requested:.4g} were requested"
+
+
+def _far_from_the_cell(run: LoadRun, level: LevelRun) -> str | None:
     declared = run.records.header["settings"].get("declared") or {}
     longest, whole = declared.get("max_input_len"), declared.get("max_seq_len")
     if not longest or not whole or whole <= longest or declared.get("speculative") == "draft":
-        return  # an engine with a draft model also accepts the output so far as its input
+        return None  # an engine with a draft model also accepts the output so far as its input
     inputs = [count for request in level.answered if (count := request.input_tokens) is not None]
     outputs = [request.output_tokens for request in level.answered]
-    if not inputs:
-        return
-    if fmean(inputs) < FAR_SHARE * longest or fmean(outputs) < FAR_SHARE * (whole - longest):
-        means = f"{fmean(inputs):.0f} input and {fmean(outputs):.0f} output tokens"
-        yield "warning", f"the load has {means} on average, far from the {longest} and {whole - longest} of the cell"
+    if not inputs or (fmean(inputs) >= FAR_SHARE * longest and fmean(outputs) >= FAR_SHARE * (whole - longest)):
+        return None
+    means = f"{fmean(inputs):.0f} input and {fmean(outputs):.0f} output tokens"
+    return f"the load has {means} on average, far from the {longest} and {whole - longest} of the cell"
 
 
 @_gate(
