@@ -7,6 +7,7 @@ and "info" next to it. Gates only read the event file, so anyone can reproduce t
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -284,11 +285,19 @@ def _schedule(_run: LoadRun, level: LevelRun) -> Found:
 def _failures(_run: LoadRun, level: LevelRun) -> Found:
     if not level.measured:
         yield "invalid", "no measured requests: all requests of this level are warmup"
-    causes = Counter(request.record["error"] for request in level.measured if not request.ok)
-    if failed := causes.total():
-        cause, times = causes.most_common(1)[0]
-        severity = "invalid" if failed > MAX_FAILURES * len(level.measured) else "warning"
-        yield severity, f"{failed} of {len(level.measured)} requests failed, {times} of them with: {cause}"
+    errors = [str(request.record["error"]) for request in level.measured if not request.ok]
+    if errors:
+        (cause, times), *_ = Counter(map(_cause, errors)).most_common(1)
+        texts = Counter(error for error in errors if _cause(error) == cause)
+        severity = "invalid" if len(errors) > MAX_FAILURES * len(level.measured) else "warning"
+        how = "with" if len(texts) == 1 else "with errors such as"
+        message = f"{len(errors)} of {len(level.measured)} requests failed, {times} of them {how}"
+        yield severity, f"{message}: {texts.most_common(1)[0][0]}"
+
+
+def _cause(error: str) -> str:
+    """An error without what differs from request to request: quoted texts, and words with digits. An HTTP status stays."""
+    return re.sub(r"""'[^']*'|"[^"]*"|(?<!status )\b\w*\d\w*""", "", error)
 
 
 @_gate(

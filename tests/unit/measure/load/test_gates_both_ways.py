@@ -195,6 +195,34 @@ def test_where_a_gate_turns(tmp_path: Path, gate: str, run: Callable[[], Run], s
     assert [each["severity"] for each in run().findings(tmp_path, gate)] == [severity]
 
 
+CLOSED: Final = "the connection closed in the middle of the response: after"
+
+
+@pytest.mark.parametrize(
+    ("errors", "words"),
+    [
+        (["boom", "boom", "bang"], "3 of 3 requests failed, 2 of them with: boom"),
+        (
+            [f"{CLOSED} 1636 bytes of the body", f"{CLOSED} 12 bytes of the body", "boom"],
+            f"3 of 3 requests failed, 2 of them with errors such as: {CLOSED} 1636 bytes of the body",
+        ),
+        (
+            [
+                "not an HTTP response: b'one'",
+                "not an HTTP response: b'two'",
+                "request req_1f of user u is over its limit",
+            ],
+            "3 of 3 requests failed, 2 of them with errors such as: not an HTTP response: b'one'",
+        ),
+        (["HTTP status 429: no", "HTTP status 500: no"], "2 of 2 requests failed, 1 of them with: HTTP status 429: no"),
+    ],
+)
+def test_errors_of_one_cause_are_counted_together(tmp_path: Path, errors: list[str], words: str) -> None:
+    records = [moved(request(0, [], error=error), 100 * at) for at, error in enumerate(errors)]
+    (finding,) = Run(records).findings(tmp_path, "failures")
+    assert finding["message"] == words
+
+
 @pytest.mark.parametrize("run", [ended_early(6), ended_early(99, made_for=None), ended_early(99, exact_length=True)])
 def test_short_outputs_are_natural_for_real_prompts(tmp_path: Path, run: Run) -> None:
     """Outputs of a fixed length are the subject of another gate."""
