@@ -31,6 +31,8 @@ UNKNOWN: Final = "not recorded"
 ELSEWHERE: Final = "another machine"
 _YEAR_9999_S: Final = 253_370_764_800
 """Larger times are invalid: calendars have no date for them."""
+_IN_WORDS: Final = {"exact_length": "outputs of exactly max_tokens"}
+"""Setting -> what it means, if its name is not a word of users."""
 _DIGITS: Final = 12
 """Displayed digits of a digest."""
 
@@ -63,7 +65,9 @@ class Field:
         if isinstance(value, list):
             return ", ".join(map(str, value))
         if isinstance(value, dict):
-            return ", ".join(name if each is True else f"{name} {_plain(each)}" for name, each in value.items())
+            return ", ".join(
+                _IN_WORDS.get(name, name) if each is True else f"{name} {_plain(each)}" for name, each in value.items()
+            )
         return f"{value} GiB" if self.name.endswith("_gib") else str(value)
 
     def explained_by(self, axes: Collection[str]) -> bool:

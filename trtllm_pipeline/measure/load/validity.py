@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from trtllm_pipeline.base import Exclusive
 from trtllm_pipeline.measure.load import counters
-from trtllm_pipeline.measure.load.events import ProbeRecord, RequestRecord
+from trtllm_pipeline.measure.load.events import ClientRecord, ProbeRecord, RequestRecord
 from trtllm_pipeline.measure.load.requests import BURST_MS, BURST_SHARE, LevelRun, LoadRun, TimedRequest
 from trtllm_pipeline.measure.load.result import MeasurementFinding
 from trtllm_pipeline.measure.load.roofline import CPU_MARGIN
@@ -208,13 +208,24 @@ def _settings(run: LoadRun) -> Found:
     "a saturated client measures itself",
 )
 def _client_cpu(_run: LoadRun, level: LevelRun) -> Found:
+    found = []
     for record in level.clients:
         cpu = record["cpu_ns"] / max(1, record["wall_ns"])
         if cpu > MAX_CLIENT_CPU:
             # An open loop polls the clock before each send, which takes CPU time. The gate `schedule` checks it.
             sure = level.concurrency is not None and record["wall_ns"] >= MIN_CLIENT_WALL_NS
             message = f"the load client used {cpu:.0%} of a core; above {MAX_CLIENT_CPU:.0%} it limits the measurement"
-            yield "invalid" if sure else "warning", message
+            found.append((cpu, "invalid" if sure else "warning", message, record))
+    yield from _worst(level, found)
+
+
+def _worst(level: LevelRun, found: Iterable[tuple[float, str, str, ClientRecord]]) -> Found:
+    """One finding for all load processes and repeats of a level: the largest value of the worst severity."""
+    by_severity = sorted(found, key=lambda each: (each[1] == "invalid", each[0]))
+    if by_severity:
+        _, severity, message, _ = by_severity[-1]
+        repeats = len({record["repeat"] for *_, record in by_severity})
+        yield severity, message + (f"; in {repeats} of {len(level.repeats)} repeats" if len(level.repeats) > 1 else "")
 
 
 @_gate(
@@ -225,6 +236,7 @@ def _client_cpu(_run: LoadRun, level: LevelRun) -> Found:
     "one, and the next request is sent late, so the load is lower than requested; over TLS, times are those of the read",
 )
 def _client_lag(run: LoadRun, level: LevelRun) -> Found:
+    found: list[tuple[float, str, str, ClientRecord]] = []
     tls, good = run.records.header.get("tls"), level.answered
     gaps_ms = [gap for request in good for gap in request.gaps_ms()]
     for record in level.clients:
@@ -240,22 +252,24 @@ def _client_lag(run: LoadRun, level: LevelRun) -> Found:
         moved = mean_ms / max(median(request.ttft_ms for request in good), 1e-6) if together else 0.0
         long_enough = late_ms > MAX_LAG_MS and record["wall_ns"] >= MIN_CLIENT_WALL_NS
         if tls and late_ms > MAX_LAG_MS:
-            yield "invalid", f"{lag_text}; over TLS, arrival times are those of its reads"
+            found.append((late_ms, "invalid", f"{lag_text}; over TLS, arrival times are those of its reads", record))
         elif long_enough and thinner > MAX_LAG_SHARE:
             message = (
                 f"{lag_text}, {mean_ms:.1f} ms on average, so the load was about {thinner / (1 + thinner):.0%} lower: "
                 f"requests took {e2e_ms:.1f} ms"
             )
-            yield "invalid", message
+            found.append((late_ms, "invalid", message, record))
         elif long_enough and moved > MAX_LAG_SHARE:
             message = (
                 f"{lag_text}, {mean_ms:.1f} ms on average, {moved:.0%} of TTFT, while events arrived "
                 f"every {median(gaps_ms):.1f} ms: events that arrived together share the time of the last one"
             )
-            yield "invalid", message
+            found.append((late_ms, "invalid", message, record))
         else:
             other = "times" if tls else "times of closely spaced events"
-            yield "warning", f"{lag_text}: requests may have been sent late, and {other} may be too long, by that much"
+            message = f"{lag_text}: requests may have been sent late, and {other} may be too long, by that much"
+            found.append((late_ms, "warning", message, record))
+    yield from _worst(level, found)
 
 
 @_gate(

@@ -195,6 +195,19 @@ def test_where_a_gate_turns(tmp_path: Path, gate: str, run: Callable[[], Run], s
     assert [each["severity"] for each in run().findings(tmp_path, gate)] == [severity]
 
 
+@pytest.mark.parametrize(("gate", "changes"), [("client_lag", "lag_ms"), ("client_cpu", "cpu")])
+def test_a_slow_client_is_named_once_for_all_repeats(tmp_path: Path, gate: str, changes: str) -> None:
+    """With the worst value. One warning for each repeat would not say which."""
+    values: list[Any] = [(6,) * 100, (4,) * 100, (9,) * 100] if changes == "lag_ms" else [0.9, 0.5, 0.95]
+    slow = [client(**{changes: value}) | {"repeat": at} for at, value in enumerate(values)]
+    records = [moved(answer(0, repeat=at), 100 * at) for at in range(3)]
+    (finding,) = Run([*records, *slow]).findings(tmp_path, gate)
+    assert ("9.0 ms" if changes == "lag_ms" else "95%") in finding["message"]
+    assert finding["message"].endswith("; in 2 of 3 repeats")
+    (finding,) = Run([records[0], slow[0]]).findings(tmp_path, gate)
+    assert "repeats" not in finding["message"]
+
+
 CLOSED: Final = "the connection closed in the middle of the response: after"
 
 
