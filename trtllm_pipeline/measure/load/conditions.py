@@ -66,7 +66,8 @@ class Field:
             return ", ".join(map(str, value))
         if isinstance(value, dict):
             return ", ".join(
-                _IN_WORDS.get(name, name) if each is True else f"{name} {_plain(each)}" for name, each in value.items()
+                _IN_WORDS.get(str(name), str(name)) if each is True else f"{name} {_plain(each)}"
+                for name, each in value.items()
             )
         return f"{value} GiB" if self.name.endswith("_gib") else str(value)
 

@@ -427,14 +427,12 @@ def _one_response(_run: LoadRun, level: LevelRun) -> Found:
     at_once = [request for request in several if len(request.times_ns) > 1 and not request.streamed]
     if at_once:
         often = len(at_once) > len(several) / 2
-        advice = (
-            " A proxy that buffers does this: turn its buffering off, or measure the server directly" if often else ""
-        )
-        yield (
-            "warning" if often else "info",
+        advice = " Likely cause: a proxy that buffers, or a busy machine. Measure the server directly, or turn buffering off"
+        message = (
             f"in {len(at_once)} of {len(several)} responses, all text arrived at once: their TTFT is the end-to-end latency, "
-            f"and TPOT, ITL and ICL do not include them.{advice}",
+            f"and TPOT, ITL and ICL do not include them.{advice if often else ''}"
         )
+        yield "warning" if often else "info", message
     elif several and not any(len(request.times_ns) > 1 for request in several):
         yield (
             "info",
