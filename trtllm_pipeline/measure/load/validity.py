@@ -427,7 +427,9 @@ def _one_response(_run: LoadRun, level: LevelRun) -> Found:
     at_once = [request for request in several if len(request.times_ns) > 1 and not request.streamed]
     if at_once:
         often = len(at_once) > len(several) / 2
-        advice = " Likely cause: a proxy that buffers, or a busy machine. Measure the server directly, or turn buffering off"
+        advice = (
+            " Likely cause: a proxy that buffers, or a busy machine. Measure the server directly, or turn buffering off"
+        )
         message = (
             f"in {len(at_once)} of {len(several)} responses, all text arrived at once: their TTFT is the end-to-end latency, "
             f"and TPOT, ITL and ICL do not include them.{advice if often else ''}"
