@@ -127,6 +127,11 @@ def test_a_triton_server_and_a_least_score(interface: str, tmp_path: Path, capsy
         said = capsys.readouterr()
         assert said.out.splitlines()[1].split() == ["exact", "0.500", "0.000", "1.000", "2"]
         assert "exact is 0.500 on 2 questions, expected at least 0.6" in said.err
+        assert "try: keep the answers with --output-dir DIR; --min-score sets the limit" in said.err
+        kept = tmp_path / "kept"
+        assert main([*words, "--metrics", "exact", "--min-score", "0.6", "--output-dir", str(kept)]) == 1
+        assert f"try: see the answers in {kept}/answers.jsonl; --min-score sets the limit" in capsys.readouterr().err
+        assert (kept / "answers.jsonl").is_file()
 
 
 def test_mistakes_are_told(openai: Any, rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

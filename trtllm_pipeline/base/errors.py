@@ -98,13 +98,19 @@ class Fault:
         return f"{where}: {self.key}: {self.message}" if self.key else f"{where}: {self.message}"
 
 
+ROWS_SHOWN: Final = 5
+"""Faulty rows of a file in one message. The same fault is often in every row."""
+
+
 class MatrixError(PipelineError):
     """All faults in a user's files."""
 
     exit_code = 2
 
-    def __init__(self, faults: tuple[Fault, ...], *, hint: str | None = None) -> None:
-        super().__init__("\n".join(str(fault) for fault in faults), hint=hint)
+    def __init__(self, faults: tuple[Fault, ...], *, hint: str | None = None, most: int | None = None) -> None:
+        """`most`: how many faults the message has. None: all."""
+        left = [] if most is None or len(faults) <= most else [f"and {len(faults) - most} more"]
+        super().__init__("\n".join([*map(str, faults[:most]), *left]), hint=hint)
         self.faults = faults
 
 

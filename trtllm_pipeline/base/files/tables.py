@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from trtllm_pipeline.base.errors import Fault, MatrixError, UsageError
+from trtllm_pipeline.base.errors import ROWS_SHOWN, Fault, MatrixError, UsageError
 
 T = TypeVar("T")
 Columns = Callable[[Sequence[str]], Sequence[str]]
@@ -48,7 +48,7 @@ def read(path: Path, parse: Callable[[Any, int], T], columns: Columns = list, *,
     if not rows and not faults:
         faults.append(Fault(os.fspath(path), None, "", "it has no rows"))
     if faults:
-        raise MatrixError(tuple(faults))
+        raise MatrixError(tuple(faults), most=ROWS_SHOWN)
     return rows
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
 from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.errors import Fault, MatrixError
+from trtllm_pipeline.base.errors import ROWS_SHOWN, Fault, MatrixError
 from trtllm_pipeline.base.files.reading import KINDS, open_file
 
 T = TypeVar("T")
@@ -222,14 +222,27 @@ def read_json_lines(
         try:
             results.append(parse(decode(row) if array is None else row, number))
         except RowError as error:
-            faults.append(Fault(os.fspath(path), number, error.key, error.message))
+            faults.append(fault_of_row(path, number, error.key, error.message, by_line=array is None))
         except ValueError as error:
-            faults.append(Fault(os.fspath(path), number, "", str(error)))
+            faults.append(fault_of_row(path, number, "", str(error), by_line=array is None))
     if not results and not faults:
         faults.append(Fault(os.fspath(path), None, "", nothing))
     if faults:
-        raise MatrixError(tuple(faults), hint=hint)
+        raise MatrixError(tuple(faults), hint=hint, most=ROWS_SHOWN)
     return results
+
+
+def fault_of_row(path: Path, number: int, key: str, message: str, *, by_line: bool) -> Fault:
+    """A fault of a line, or of an element of an array or a table, which may all be in one line."""
+    if by_line:
+        return Fault(os.fspath(path), number, key, message)
+    return Fault(os.fspath(path), None, f"row {number}: {key}" if key else f"row {number}", message)
+
+
+def is_array(path: Path) -> bool:
+    """True if a file of rows is one JSON array, not one row in each line."""
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        return file.read(4096).lstrip().startswith("[")
 
 
 def json_array(text: str) -> list[Any] | None:

@@ -54,7 +54,7 @@ def columns(requests: Sequence[TimedRequest], *, special_tokens: int | None) -> 
         names = ("output_tokens_per_s", "requests_per_s")
         return {name: round(n / seconds, 3) for name, n in zip(names, (tokens, len(requests)), strict=True)}
 
-    streamed = any(len(request.times_ns) > 1 for request in requests)
+    streamed = any(request.streamed for request in requests)
 
     def quotient(rows: Iterable[tuple[float, float, int]]) -> Summary:
         """Empty if no response was streamed: the time between tokens is then unknown, not 0."""

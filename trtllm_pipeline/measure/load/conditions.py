@@ -31,6 +31,8 @@ UNKNOWN: Final = "not recorded"
 ELSEWHERE: Final = "another machine"
 _YEAR_9999_S: Final = 253_370_764_800
 """Larger times are invalid: calendars have no date for them."""
+_IN_WORDS: Final = {"exact_length": "outputs of exactly max_tokens"}
+"""Setting -> what it means, if its name is not a word of users."""
 _DIGITS: Final = 12
 """Displayed digits of a digest."""
 
@@ -63,7 +65,10 @@ class Field:
         if isinstance(value, list):
             return ", ".join(map(str, value))
         if isinstance(value, dict):
-            return ", ".join(name if each is True else f"{name} {_plain(each)}" for name, each in value.items())
+            return ", ".join(
+                _IN_WORDS.get(str(name), str(name)) if each is True else f"{name} {_plain(each)}"
+                for name, each in value.items()
+            )
         return f"{value} GiB" if self.name.endswith("_gib") else str(value)
 
     def explained_by(self, axes: Collection[str]) -> bool:
@@ -117,6 +122,10 @@ LEVEL_FIELDS: Final = (
     Field("trace_speed", "trace speed", "workload"),
 )
 """Conditions of one concurrency or request rate."""
+OUTPUT_LENGTH: Final = Field(
+    "output_tokens_per_request", "mean output tokens", "workload", decides=False, axes=("osl", "max_tokens")
+)
+"""A result rather than a condition, but one that makes other results differ."""
 QUESTION_FIELDS: Final = (
     # Its digest is of prompts as rendered by the model's own template.
     Field("digest", "questions' digest", "workload", axes=("model", "data", "input_data", "metrics")),

@@ -22,6 +22,16 @@ BLOCK_TOKENS: Final = 512
 OPENING_WORDS: Final = 2
 """Number of words of a synthetic prompt that are replaced each time it is sent."""
 _EXAMPLE: Final = 'a line looks like {"input": "The capital of France is", "output": "Paris"}'
+_TRACE_EXAMPLE: Final = (
+    'a line of a trace looks like {"timestamp": 27482, "input_length": 600, "output_length": 52, "hash_ids": [46, 47]}'
+)
+_HINTS: Final = {
+    **dict.fromkeys(("", "input", "text_input"), _EXAMPLE),
+    **dict.fromkeys(("input_length", "output_length"), _TRACE_EXAMPLE),
+    "hash_ids": f"give a hash for each {BLOCK_TOKENS} tokens of input_length, or leave out hash_ids: requests then share no prefix",
+    "timestamp": f"{_TRACE_EXAMPLE}; for rows without times, give --request-rate or --concurrency instead of --trace-speed",
+}
+"""Key of a fault in a row -> what to write. The other faults say it."""
 OWN_LENGTHS: Final = (
     "the requests of a trace have their own lengths; leave out workload: isl_osl, input_tokens and the like"
 )
@@ -138,6 +148,11 @@ def conversations(prompts: Sequence[Prompt]) -> list[tuple[Prompt, ...]]:
     return [tuple(each) for each in result]
 
 
+def _by_line(path: Path) -> bool:
+    """True if rows are counted by lines."""
+    return not tables.is_table(path) and not user_files.is_array(path)
+
+
 @dataclass(slots=True)
 class LeftOut:
     """Numbers of rows in a prompt file that do not give a prompt."""
@@ -153,9 +168,10 @@ class LeftOut:
     @property
     def reasons(self) -> str:
         """The reasons, with the first row of each."""
-        place = "row" if tables.is_table(self.file) else "line"
         groups = (("without a message of a user", self.without_user), ("too long for the engine", self.too_long))
-        return "; ".join(f"{words}: {len(rows)}, the first in {place} {rows[0]}" for words, rows in groups if rows)
+        found = [(words, rows) for words, rows in groups if rows]
+        place = "line" if found and _by_line(self.file) else "row"
+        return "; ".join(f"{words}: {len(rows)}, the first in {place} {rows[0]}" for words, rows in found)
 
     @property
     def settings(self) -> dict[str, str]:
@@ -296,7 +312,12 @@ def _read(
 
     if tables.is_table(path):
         return tables.read(path, lambda row, number: parse(_filled(row), number), first=first)
-    return user_files.read_json_lines(path, parse, nothing="no prompt in this file", hint=_EXAMPLE, first=first)
+    try:
+        return user_files.read_json_lines(path, parse, nothing="no prompt in this file", first=first)
+    except MatrixError as error:
+        key = error.faults[0].key.rpartition(": ")[2]
+        error.hint = error.hint or _HINTS.get(key)
+        raise
 
 
 def _filled(row: dict[str, Any]) -> dict[str, Any]:
@@ -547,8 +568,8 @@ def check_images(path: Path, named: Mapping[str, int]) -> None:
         try:
             images.check(path.parent / name)
         except ValueError as error:
-            line, key = (None, f"row {number}: image") if tables.is_table(path) else (number, "image")
-            faults.append(Fault(os.fspath(path), line, key, f"{name!r} {error}"))
+            fault = user_files.fault_of_row(path, number, "image", f"{name!r} {error}", by_line=_by_line(path))
+            faults.append(fault)
     if faults:
         raise MatrixError(tuple(faults), hint="images are files from the directory of the prompt file")
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.measure.load.events import (
     ClientRecord,
@@ -27,6 +27,11 @@ from trtllm_pipeline.measure.load.windows import Span, spans
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+BURST_MS: Final = 0.1
+"""Events closer together were buffered and arrived as one."""
+BURST_SHARE: Final = 0.01
+"""Share of e2e. A response whose events all arrived within it, and closer together than BURST_MS, arrived at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +94,24 @@ class TimedRequest:
         return (self.times_ns[-1] - self.sent_ns) / 1e6
 
     @property
+    def streamed(self) -> bool:
+        """True if its text arrived bit by bit. False for one event, and for several that arrived at once, as from a proxy
+        that buffers.
+        """
+        times_ns = self.times_ns
+        span_ms = (times_ns[-1] - times_ns[0]) / 1e6
+        return span_ms > min(BURST_SHARE * self.e2e_ms, BURST_MS * (len(times_ns) - 1))
+
+    @property
+    def one_token(self) -> bool:
+        """True if its text is one token, so there is no time between tokens. Some servers also count the end token."""
+        return self.output_tokens - ended_itself(self.record) <= 1
+
+    @property
     def tpot_ms(self) -> float | None:
-        """(Last content - first content) / tokens in between. None without any."""
+        """(Last content - first content) / tokens in between. None without any, or if not streamed."""
         later = sum(self.tokens[1:])
-        return (self.times_ns[-1] - self.times_ns[0]) / 1e6 / later if later > 0 else None
+        return (self.times_ns[-1] - self.times_ns[0]) / 1e6 / later if later > 0 and self.streamed else None
 
     @property
     def ttfa_ms(self) -> float | None:
@@ -119,20 +138,22 @@ class TimedRequest:
         return int(self.record.get("held_ns", 0)) / 1e6
 
     def met(self, objectives: Mapping[str, float]) -> bool:
-        """True if it succeeded within every objective (milliseconds by "ttft", "tpot", "e2e")."""
+        """True if it succeeded within every objective (milliseconds by "ttft", "tpot", "e2e"). An unmeasured TPOT meets
+        none, unless there is only one token.
+        """
         if not self.answered:
             return False
         waited = self.lag_ms if self.record.get("request_rate") is not None else 0.0
         times: dict[str, float | None] = {
             "ttft": self.ttft_ms + waited,
-            "tpot": self.tpot_ms,
+            "tpot": 0.0 if self.one_token else self.tpot_ms,
             "e2e": self.e2e_ms + waited,
         }
-        return all((took := times[name]) is None or took <= limit for name, limit in objectives.items())
+        return all((took := times[name]) is not None and took <= limit for name, limit in objectives.items())
 
     def gaps_ms(self) -> list[float]:
-        """Time between consecutive content events."""
-        return [(later - earlier) / 1e6 for earlier, later in pairwise(self.times_ns)]
+        """Time between consecutive content events. Empty if not streamed."""
+        return [(later - earlier) / 1e6 for earlier, later in pairwise(self.times_ns)] if self.streamed else []
 
     def itl_ms(self) -> Iterable[float]:
         """Time per token after the first event, one value per token.
@@ -140,7 +161,7 @@ class TimedRequest:
         The gap before an event without a token (a character that needed several tokens) is added to the next event.
         """
         waited = 0.0
-        for gap, count in zip(self.gaps_ms(), self.tokens[1:], strict=True):
+        for gap, count in zip(self.gaps_ms(), self.tokens[1:] if self.streamed else (), strict=True):
             waited += gap
             if count:
                 yield from (waited / count for _ in range(count))
@@ -286,9 +307,8 @@ def read_run(events: Path, tokenizer: Tokenizer | None, text: bytes | None = Non
         total = again = sum(tokens)
         if by_server and (counted := server_total(record)) is not None:
             total = counted
-            tokens = server_tokens(record) or (
-                _by_characters(texts, total) if tokenizer is None else _at_most(tokens, total)
-            )
+            weights = [len(text) for text in texts] if tokenizer is None else tokens
+            tokens = server_tokens(record) or _shared(weights, total, end_token=ended_itself(record))
             again = total if tokenizer is None else again
         id_, asked_text = record["prompt"], records.text(record)
         input_count = input_tokens.get(id_, record.get("input_tokens"))
@@ -305,15 +325,19 @@ def server_total(record: RequestRecord) -> int | None:
     return total if record.get("usage_ns") is not None or server_tokens(record) is not None else None
 
 
-def _at_most(tokens: Sequence[int], total: int) -> tuple[int, ...]:
-    """`tokens` with the last ones lowered until their sum is at most `total`."""
-    sums = (min(total, upto) for upto in accumulate(tokens, initial=0))
-    return tuple(later - earlier for earlier, later in pairwise(sums))
+def ended_itself(record: RequestRecord) -> bool:
+    """True if the model ended its output. Servers count the end token, which has no text."""
+    return record.get("finish_reason") == "stop"
 
 
-def _by_characters(texts: Sequence[str], total: int) -> tuple[int, ...]:
-    """`total` tokens distributed over events by their share of the characters."""
-    ends = list(accumulate(map(len, texts), initial=0))
+def _shared(weights: Sequence[int], total: int, *, end_token: bool) -> tuple[int, ...]:
+    """`total` tokens distributed over events: one each if there are as many, else by `weights`. `end_token`: one of them may
+    have no text.
+    """
+    if len(weights) in {total, total - end_token}:
+        return (1,) * len(weights)
+    ends = list(accumulate(weights, initial=0))
+    total -= end_token and ends[-1] < total
     sums = [round(total * end / max(1, ends[-1])) for end in ends]
     return tuple(later - earlier for earlier, later in pairwise(sums))
 

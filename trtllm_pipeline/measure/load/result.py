@@ -29,7 +29,7 @@ from trtllm_pipeline.measure.load.windows import WAVES, Window
 DEFINITIONS: Final = {
     "ttft_ms": "first content - sent",
     "tpot_ms": "(last content - first content) / tokens of the content events after the first, one value per request; "
-    "undefined when all tokens arrive in one event",
+    "undefined when all tokens arrive in one event, or all events at once",
     "itl_ms": "gap between content events / tokens in the later one, weighted by those tokens, pooled",
     "icl_ms": "gap between content events, pooled",
     "e2e_ms": "last content - sent",
@@ -43,7 +43,7 @@ DEFINITIONS: Final = {
     "lag_ms": "open loop: sent - scheduled",
     "achieved_rate": "open loop: (requests sent - 1) / seconds from the first to the last send",
     "goodput": "requests that met every objective / requests scheduled, failed ones included; open-loop latencies "
-    "start at the schedule. As a rate: good requests per second of the headline window, median of the repeats",
+    "start at the schedule; an undefined TPOT meets no limit, unless the text is one token. As a rate: good requests per second of the headline window, median of the repeats",
     "saturated_rps": "open loop with max_in_flight: requests per second that completed while max_in_flight were in flight and "
     "due requests waited; only if more than half waited, or some were never sent",
     "highest_rate": "highest request rate tried by the bisection at which the required share of requests met every "

@@ -7,6 +7,7 @@ and "info" next to it. Gates only read the event file, so anyone can reproduce t
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ from typing import Any, Final
 
 from trtllm_pipeline.base import Exclusive
 from trtllm_pipeline.measure.load import counters
-from trtllm_pipeline.measure.load.events import ProbeRecord, RequestRecord
-from trtllm_pipeline.measure.load.requests import LevelRun, LoadRun, TimedRequest
+from trtllm_pipeline.measure.load.events import ClientRecord, ProbeRecord, RequestRecord
+from trtllm_pipeline.measure.load.requests import BURST_MS, BURST_SHARE, LevelRun, LoadRun, TimedRequest
 from trtllm_pipeline.measure.load.result import MeasurementFinding
 from trtllm_pipeline.measure.load.roofline import CPU_MARGIN
 from trtllm_pipeline.measure.load.stats import LEAST_P99, percentile
@@ -49,8 +50,6 @@ MAX_QUEUE_SHARE: Final = 0.10
 _AROUND_THE_ENGINE: Final = ("preprocessing", "postprocessing")
 MIN_EVENTS: Final = 8
 """Minimum number of events after the first. With fewer, TPOT may only show one network delay, not the generation speed."""
-BURST_MS: Final = 0.1
-"""Events closer together were buffered and arrived as one."""
 SURE_REUSE: Final = 0.5
 POSSIBLE_REUSE: Final = 0.8
 """Second TTFT / first TTFT of a prompt sent twice: reuse if the median is below SURE_REUSE and all are below POSSIBLE_REUSE."""
@@ -69,7 +68,7 @@ MAX_SILENT_SHARE: Final = 0.20
 """Share of TTFT between the first chunk without text and the first text."""
 MAX_SILENT_ANSWERS: Final = 0.10
 FAR_SHARE: Final = 0.5
-"""Mean length / the cell's length. Below it, a load is not one of the cell's lengths."""
+"""Mean length / the cell's or the requested length. Below it, a load is not one of these lengths."""
 SPARE_TOKENS: Final = 8
 """Per response: tokens that are counted but have no text, such as the end token and reasoning marks."""
 MAX_UNSEEN_SHARE: Final = 0.50
@@ -209,13 +208,24 @@ def _settings(run: LoadRun) -> Found:
     "a saturated client measures itself",
 )
 def _client_cpu(_run: LoadRun, level: LevelRun) -> Found:
+    found = []
     for record in level.clients:
         cpu = record["cpu_ns"] / max(1, record["wall_ns"])
         if cpu > MAX_CLIENT_CPU:
             # An open loop polls the clock before each send, which takes CPU time. The gate `schedule` checks it.
             sure = level.concurrency is not None and record["wall_ns"] >= MIN_CLIENT_WALL_NS
             message = f"the load client used {cpu:.0%} of a core; above {MAX_CLIENT_CPU:.0%} it limits the measurement"
-            yield "invalid" if sure else "warning", message
+            found.append((cpu, "invalid" if sure else "warning", message, record))
+    yield from _worst(level, found)
+
+
+def _worst(level: LevelRun, found: Iterable[tuple[float, str, str, ClientRecord]]) -> Found:
+    """One finding for all load processes and repeats of a level: the largest value of the worst severity."""
+    by_severity = sorted(found, key=lambda each: (each[1] == "invalid", each[0]))
+    if by_severity:
+        _, severity, message, _ = by_severity[-1]
+        repeats = len({record["repeat"] for *_, record in by_severity})
+        yield severity, message + (f"; in {repeats} of {len(level.repeats)} repeats" if len(level.repeats) > 1 else "")
 
 
 @_gate(
@@ -226,6 +236,7 @@ def _client_cpu(_run: LoadRun, level: LevelRun) -> Found:
     "one, and the next request is sent late, so the load is lower than requested; over TLS, times are those of the read",
 )
 def _client_lag(run: LoadRun, level: LevelRun) -> Found:
+    found: list[tuple[float, str, str, ClientRecord]] = []
     tls, good = run.records.header.get("tls"), level.answered
     gaps_ms = [gap for request in good for gap in request.gaps_ms()]
     for record in level.clients:
@@ -241,22 +252,24 @@ def _client_lag(run: LoadRun, level: LevelRun) -> Found:
         moved = mean_ms / max(median(request.ttft_ms for request in good), 1e-6) if together else 0.0
         long_enough = late_ms > MAX_LAG_MS and record["wall_ns"] >= MIN_CLIENT_WALL_NS
         if tls and late_ms > MAX_LAG_MS:
-            yield "invalid", f"{lag_text}; over TLS, arrival times are those of its reads"
+            found.append((late_ms, "invalid", f"{lag_text}; over TLS, arrival times are those of its reads", record))
         elif long_enough and thinner > MAX_LAG_SHARE:
             message = (
                 f"{lag_text}, {mean_ms:.1f} ms on average, so the load was about {thinner / (1 + thinner):.0%} lower: "
                 f"requests took {e2e_ms:.1f} ms"
             )
-            yield "invalid", message
+            found.append((late_ms, "invalid", message, record))
         elif long_enough and moved > MAX_LAG_SHARE:
             message = (
                 f"{lag_text}, {mean_ms:.1f} ms on average, {moved:.0%} of TTFT, while events arrived "
                 f"every {median(gaps_ms):.1f} ms: events that arrived together share the time of the last one"
             )
-            yield "invalid", message
+            found.append((late_ms, "invalid", message, record))
         else:
             other = "times" if tls else "times of closely spaced events"
-            yield "warning", f"{lag_text}: requests may have been sent late, and {other} may be too long, by that much"
+            message = f"{lag_text}: requests may have been sent late, and {other} may be too long, by that much"
+            found.append((late_ms, "warning", message, record))
+    yield from _worst(level, found)
 
 
 @_gate(
@@ -286,11 +299,19 @@ def _schedule(_run: LoadRun, level: LevelRun) -> Found:
 def _failures(_run: LoadRun, level: LevelRun) -> Found:
     if not level.measured:
         yield "invalid", "no measured requests: all requests of this level are warmup"
-    causes = Counter(request.record["error"] for request in level.measured if not request.ok)
-    if failed := causes.total():
-        cause, times = causes.most_common(1)[0]
-        severity = "invalid" if failed > MAX_FAILURES * len(level.measured) else "warning"
-        yield severity, f"{failed} of {len(level.measured)} requests failed, {times} of them with: {cause}"
+    errors = [str(request.record["error"]) for request in level.measured if not request.ok]
+    if errors:
+        (cause, times), *_ = Counter(map(_cause, errors)).most_common(1)
+        texts = Counter(error for error in errors if _cause(error) == cause)
+        severity = "invalid" if len(errors) > MAX_FAILURES * len(level.measured) else "warning"
+        how = "with" if len(texts) == 1 else "with errors such as"
+        message = f"{len(errors)} of {len(level.measured)} requests failed, {times} of them {how}"
+        yield severity, f"{message}: {texts.most_common(1)[0][0]}"
+
+
+def _cause(error: str) -> str:
+    """An error without what differs from request to request: quoted texts, and words with digits. An HTTP status stays."""
+    return re.sub(r"""'[^']*'|"[^"]*"|(?<!status )\b\w*\d\w*""", "", error)
 
 
 @_gate(
@@ -396,13 +417,25 @@ def _severity_of_missing(run: LoadRun, short: Iterable[TimedRequest], good: Iter
 
 
 @_gate(
-    "chunks of each response with several tokens",
-    "-; reported if every response is a single chunk",
+    "chunks of each response with several tokens, and whether they arrived at once: within "
+    f"{BURST_SHARE:.0%} of e2e, and less than {BURST_MS:g} ms apart on average",
+    "-; reported if every response is a single chunk, or if chunks arrived at once; a warning if in more than half of the responses",
     "without streaming, the first token arrives with the last one: TTFT and TPOT cannot be measured",
 )
 def _one_response(_run: LoadRun, level: LevelRun) -> Found:
-    several = [request for request in level.answered if request.output_tokens > 1]
-    if several and not any(len(request.times_ns) > 1 for request in several):
+    several = [request for request in level.answered if not request.one_token]
+    at_once = [request for request in several if len(request.times_ns) > 1 and not request.streamed]
+    if at_once:
+        often = len(at_once) > len(several) / 2
+        advice = (
+            " Likely cause: a proxy that buffers, or a busy machine. Measure the server directly, or turn buffering off"
+        )
+        message = (
+            f"in {len(at_once)} of {len(several)} responses, all text arrived at once: their TTFT is the end-to-end latency, "
+            f"and TPOT, ITL and ICL do not include them.{advice if often else ''}"
+        )
+        yield "warning" if often else "info", message
+    elif several and not any(len(request.times_ns) > 1 for request in several):
         yield (
             "info",
             "responses were not streamed: TTFT is the end-to-end latency, and TPOT, ITL and ICL were not measured",
@@ -702,22 +735,36 @@ def _saturation(_run: LoadRun, level: LevelRun) -> Found:
 
 
 @_gate(
-    "mean lengths of prompts and outputs, and those that the server was built for",
+    "mean lengths of prompts and outputs, and those that the server was built for; for prompts with a target length: the mean "
+    "output, and max_tokens",
     f"-; a warning below {FAR_SHARE:.0%}",
     "shorter requests are faster: the result is not one of these lengths",
 )
 def _far_lengths(run: LoadRun, level: LevelRun) -> Found:
+    if (far := _far_from_the_cell(run, level)) is not None:
+        yield "warning", far
+        return
+    made = [request for request in level.answered if request.record["prompt"] in run.records.asked_tokens]
+    if made and not _fixed_length(run):  # else `stop_reasons` judges each output
+        mean, requested = (
+            fmean(counts)
+            for counts in zip(*((each.output_tokens, each.record["max_tokens"]) for each in made), strict=True)
+        )
+        if mean < FAR_SHARE * requested:
+            yield "warning", f"outputs have {mean:.3g} tokens on average, and {requested:.4g} were requested"
+
+
+def _far_from_the_cell(run: LoadRun, level: LevelRun) -> str | None:
     declared = run.records.header["settings"].get("declared") or {}
     longest, whole = declared.get("max_input_len"), declared.get("max_seq_len")
     if not longest or not whole or whole <= longest or declared.get("speculative") == "draft":
-        return  # an engine with a draft model also accepts the output so far as its input
+        return None  # an engine with a draft model also accepts the output so far as its input
     inputs = [count for request in level.answered if (count := request.input_tokens) is not None]
     outputs = [request.output_tokens for request in level.answered]
-    if not inputs:
-        return
-    if fmean(inputs) < FAR_SHARE * longest or fmean(outputs) < FAR_SHARE * (whole - longest):
-        means = f"{fmean(inputs):.0f} input and {fmean(outputs):.0f} output tokens"
-        yield "warning", f"the load has {means} on average, far from the {longest} and {whole - longest} of the cell"
+    if not inputs or (fmean(inputs) >= FAR_SHARE * longest and fmean(outputs) >= FAR_SHARE * (whole - longest)):
+        return None
+    means = f"{fmean(inputs):.0f} input and {fmean(outputs):.0f} output tokens"
+    return f"the load has {means} on average, far from the {longest} and {whole - longest} of the cell"
 
 
 @_gate(
@@ -756,7 +803,7 @@ def _stop_when(run: LoadRun, level: LevelRun) -> Found:
     known = {
         "tpot": timed,
         "itl": timed,
-        "icl": any(len(request.times_ns) > 1 for request in level.answered),
+        "icl": any(request.streamed for request in level.answered),
         "input": all(request.input_tokens is not None for request in level.answered),
         "tokens": any(record["devices"] for record in level.gpus),
     }

@@ -16,6 +16,7 @@ from trtllm_pipeline.measure.score.scores import NORMALISATION, Metric, Question
 
 ANSWERS: Final = "answers.jsonl"
 ACCURACY_FILE: Final = "accuracy.json"
+_OF_STAGE: Final = f"see the answers in out/{ANSWERS} next to the log; settings.accuracy.min_score sets the limit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +106,10 @@ class AccuracyResult:
         parts = [f"{name} {mean:.3f} [{_ends(self.intervals.get(name))}]" for name, mean in self.scores.items()]
         return f"{', '.join(parts)} on {self.total} questions{f', via {self.asked}' if self.asked else ''}"
 
-    def check_least(self, first: str, least: float | None) -> None:
-        """Raise StageError if the mean of metric `first` is missing or below `least`. None accepts any score."""
+    def check_least(self, first: str, least: float | None, hint: str = _OF_STAGE) -> None:
+        """Raise StageError, with `hint` where to look, if the mean of metric `first` is missing or below `least`. None accepts
+        any score.
+        """
         if least is None:
             return
         score = self.scores.get(first)
@@ -116,7 +119,7 @@ class AccuracyResult:
             raise StageError(
                 f"{first} is {score:.3f} on {self.questions[first]} questions, expected at least {least}",
                 failure=FailureClass.CHECK,
-                hint=f"see the answers in out/{ANSWERS} next to the log; settings.accuracy.min_score sets the limit",
+                hint=hint,
             )
 
 

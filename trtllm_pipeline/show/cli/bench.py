@@ -158,6 +158,13 @@ def _load(
     if not streaming and "tpot" in limits.per_request:
         raise UsageError("--slo tpot: without streaming there is no TPOT", hint="leave out --no-streaming")
     typed = {name: value for name, value in load.items() if value not in (None, [])}
+    for name in ("find_rate", "find_concurrency"):
+        if name in typed and not limits.per_request:
+            given = f"; {limits.of_level[0].metric} limits a whole level" if limits.of_level else ""
+            raise UsageError(
+                f"{stage_options.flag(name)} needs a limit on each request in --slo{given}",
+                hint="give a limit on ttft, tpot or e2e, such as --slo ttft=300ms",
+            )
     per_request = {f"{name}_ms": limit for name, limit in limits.per_request.items()}
     plan = perf.load_plan(
         stage_options.read_class(params.PerfParams, typed, {"slo": per_request or None}),

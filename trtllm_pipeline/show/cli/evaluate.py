@@ -93,7 +93,12 @@ def answers(
         url=url,
     )
     emit_as(format, scores, json=AccuracyResult.to_json, table=score_tables.scores_text, csv=score_tables.scores_csv)
-    scores.check_least(names[0], min_score)
+    kept = (
+        "keep the answers with --output-dir DIR"
+        if output_dir is None
+        else f"see the answers in {output_dir}/answers.jsonl"
+    )
+    scores.check_least(names[0], min_score, f"{kept}; --min-score sets the limit")
 
 
 vars(answers)["aliases"] = options.TOKENIZER_NAMES

@@ -126,13 +126,10 @@ def _marked(comparison: Comparison) -> list[tuple[Pair, Delta]]:
 def _notes(comparison: Comparison) -> list[str]:
     """Notes for reading the differences."""
     notes = [f"{name.replace('_', ' ')}: {words}" for name, words in comparison.methods.items()]
-    differing: dict[str, list[str]] = {}
+    differing: dict[tuple[str, str], list[str]] = {}
     for cell, difference in comparison.caveats:
-        differing.setdefault(str(difference), []).append(cell)
-    notes += [
-        f"{'conditions not recorded' if conditions.UNKNOWN in words else 'measured under different conditions'} ({_some(cells)}): {words}"
-        for words, cells in differing.items()
-    ]
+        differing.setdefault((_kind(difference), str(difference)), []).append(cell)
+    notes += [f"{kind} ({_some(cells)}): {words}" for (kind, words), cells in differing.items()]
     tried = [d for pair in comparison.pairs for d in pair.deltas if d.interval and d.method not in {"exact", "same"}]
     if len(tried) >= 10:
         expected = max(1, round(0.05 * len(tried)))
@@ -140,6 +137,13 @@ def _notes(comparison: Comparison) -> list[str]:
             f"about {expected} of {len(tried)} differences with a 95% interval are expected to be marked by chance"
         )
     return notes
+
+
+def _kind(difference: conditions.Difference) -> str:
+    if difference.field is conditions.OUTPUT_LENGTH:
+        return "shorter outputs have a lower e2e and more requests/s"
+    unknown = conditions.UNKNOWN in str(difference)
+    return "conditions not recorded" if unknown else "measured under different conditions"
 
 
 def _some(cells: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 TAIL: Final = 5
 """Requests required beyond a percentile for resampling to be meaningful: p99 needs 500."""
+FAR_OUTPUTS: Final = 0.05
+"""Outputs whose mean lengths differ by a larger share are reported: shorter outputs take less time."""
 CELL_METRICS: Final = {
     "accuracy": "accuracy",
     "build_s": "build_s",
@@ -341,11 +343,21 @@ def _compared(
                 continue
             compared = tuple(level_delta(metric, cell, mine, other, level) for metric in of_level)
             comparison.pairs.append(Pair(cell.id, other.id, level.key, compared))
+            if axis is None or not conditions.OUTPUT_LENGTH.explained_by((axis,)):
+                comparison.caveats += [Caveat(cell.id, each) for each in _output_lengths(mine, level)]
             if (payback := _payback(cell, mine, other, level)) is not None:
                 comparison.paybacks.append(payback)
         if not other.levels and cell.levels:
             comparison.only_new.append(NotCompared(cell.id, f"the baseline {other.id}: {other.why}"))
     return comparison
+
+
+def _output_lengths(new: LevelResult, base: LevelResult) -> Iterator[conditions.Difference]:
+    """The difference between the mean output lengths of a level, if it is not small."""
+    after, before = (level.lengths.get("output_tokens_per_request", {}).get("mean") for level in (new, base))
+    if after and before and abs(after / before - 1) > FAR_OUTPUTS:
+        place = result.load_words(new.key)
+        yield conditions.Difference(conditions.OUTPUT_LENGTH, f"{before:.4g}", f"{after:.4g}", place)
 
 
 def _same_load_run(cell: Measured, other: Measured) -> bool:

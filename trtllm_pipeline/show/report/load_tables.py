@@ -90,7 +90,7 @@ def _lines(measured: LoadResult) -> Iterator[str | _Table]:
     assert details is not None
     yield f"{details.model} over {details.protocol}; output tokens counted by {measured.tokens_counted_by}"
     yield f"system: {conditions.system_words(measured.conditions)}"
-    yield f"load: {conditions.workload_words(measured.conditions)}"
+    yield f"load: {conditions.workload_words(measured.conditions)}{_arrivals(details.settings)}"
     if measured.levels:
         yield _overviews(measured.levels)
     if measured.highest_rate is not None:
@@ -133,6 +133,14 @@ def _level(level: LevelResult) -> Iterator[str | _Table]:
     for record in details.gpu:
         for device in record["of"]:
             yield f"GPU, repeat {record['repeat']}: {_words(device)}"
+
+
+def _arrivals(settings: Mapping[str, Any]) -> str:
+    """The distribution of an open loop's arrivals. Empty for a closed loop."""
+    if not settings.get("request_rate"):
+        return ""
+    shape = f", burstiness {settings['burstiness']:g}" if "burstiness" in settings else ""
+    return f"; arrivals {settings.get('request_distribution', 'poisson')}{shape}"
 
 
 def _details(level: LevelResult) -> result.LevelDetails:

@@ -431,7 +431,9 @@ class PerfParams(Parameters):
             key_with="request_rate",
         ),
     ] = "poisson"
-    burstiness: Annotated[float, Later("shape of gamma: below 1 in bursts, above 1 more even", gt=0, le=1e6)] = 1.0
+    burstiness: Annotated[
+        float, Later("shape of request_distribution gamma: below 1 in bursts, above 1 more even", gt=0, le=1e6)
+    ] = 1.0
     trace_speed: Annotated[
         tuple[float, ...],
         IfSet(
@@ -655,6 +657,8 @@ def conflicts(perf: Any) -> Iterator[str]:
         yield "needs a concurrency, a request_rate, a trace_speed, find_rate or find_concurrency"
     if perf.max_in_flight is not None and not opened and perf.find_rate is None:
         yield "max_in_flight needs a request_rate or trace_speed: concurrency already limits the requests in flight"
+    if perf.burstiness != 1 and perf.request_distribution != "gamma":
+        yield f"burstiness needs request_distribution: gamma; {perf.request_distribution} does not use it"
     if perf.trace_speed and fixed_lengths(perf, getattr(perf, "input_data", "")):
         yield "trace_speed needs input_data with timestamps, and none of the lengths of workload: isl_osl"
     for name, share in searches.items():

@@ -120,6 +120,11 @@ def test_another_server_may_be_another_runtime() -> None:
     assert deciding(differences(newer, one), {"server"}), "the same runtime in another version"
 
 
+def test_an_exact_length_is_said_in_words_of_users() -> None:
+    load = {"sampling": {"temperature": 0.0, "exact_length": True}}
+    assert "; temperature 0, outputs of exactly max_tokens; " in workload_words(Conditions(None, None, load))
+
+
 def test_what_nobody_recorded_is_said_in_words_without_a_unit() -> None:
     assert {Conditions().shown(field) for field in FIELDS} == {UNKNOWN}
 

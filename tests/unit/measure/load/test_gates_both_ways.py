@@ -82,6 +82,11 @@ def built_for(input_tokens: int, output_tokens: int) -> Run:
     return Run([answer(0)], {"declared": declared})
 
 
+def ended_early(max_tokens: int, made_for: int | None = 4, **settings: bool) -> Run:
+    """An output of 3 tokens to a prompt that was made for a length, or to one of a file."""
+    return Run([answer(0, finish_reason="stop") | {"max_tokens": max_tokens}], settings, made_for=made_for)
+
+
 def repeats(latencies_ms: list[int]) -> Run:
     records = [moved(request(0, [(ms, " a")], repeat=at), 200 * at) for at, ms in enumerate(latencies_ms)]
     return Run(records, settings={"stop_when": {"e2e_p50": 0.03}})
@@ -177,6 +182,8 @@ def test_a_gate_speaks_and_is_silent(tmp_path: Path, gate: str) -> None:
         ("rows_left_out", lambda: BOTH_WAYS["rows_left_out"][0], "warning"),
         ("rows_left_out", lambda: Run([answer(0)], {"unsent_of_trace": "t.jsonl: the last 9 requests"}), "info"),
         ("exported_gpus", lambda: exported(LEAST_READINGS, "here:9400: cannot be read"), "warning"),
+        ("far_lengths", lambda: BOTH_WAYS["far_lengths"][0], "warning"),
+        ("far_lengths", lambda: ended_early(7), "warning"),
         ("failures", lambda: failing(1, 100), "warning"),
         ("failures", lambda: failing(2, 100), "invalid"),
         ("client_cpu", lambda: Run([answer(0), client(cpu=0.81, wall_ms=900)]), "warning"),
@@ -186,6 +193,53 @@ def test_a_gate_speaks_and_is_silent(tmp_path: Path, gate: str) -> None:
 )
 def test_where_a_gate_turns(tmp_path: Path, gate: str, run: Callable[[], Run], severity: str) -> None:
     assert [each["severity"] for each in run().findings(tmp_path, gate)] == [severity]
+
+
+@pytest.mark.parametrize(("gate", "changes"), [("client_lag", "lag_ms"), ("client_cpu", "cpu")])
+def test_a_slow_client_is_named_once_for_all_repeats(tmp_path: Path, gate: str, changes: str) -> None:
+    """With the worst value. One warning for each repeat would not say which."""
+    values: list[Any] = [(6,) * 100, (4,) * 100, (9,) * 100] if changes == "lag_ms" else [0.9, 0.5, 0.95]
+    slow = [client(**{changes: value}) | {"repeat": at} for at, value in enumerate(values)]
+    records = [moved(answer(0, repeat=at), 100 * at) for at in range(3)]
+    (finding,) = Run([*records, *slow]).findings(tmp_path, gate)
+    assert ("9.0 ms" if changes == "lag_ms" else "95%") in finding["message"]
+    assert finding["message"].endswith("; in 2 of 3 repeats")
+    (finding,) = Run([records[0], slow[0]]).findings(tmp_path, gate)
+    assert "repeats" not in finding["message"]
+
+
+CLOSED: Final = "the connection closed in the middle of the response: after"
+
+
+@pytest.mark.parametrize(
+    ("errors", "words"),
+    [
+        (["boom", "boom", "bang"], "3 of 3 requests failed, 2 of them with: boom"),
+        (
+            [f"{CLOSED} 1636 bytes of the body", f"{CLOSED} 12 bytes of the body", "boom"],
+            f"3 of 3 requests failed, 2 of them with errors such as: {CLOSED} 1636 bytes of the body",
+        ),
+        (
+            [
+                "not an HTTP response: b'one'",
+                "not an HTTP response: b'two'",
+                "request req_1f of user u is over its limit",
+            ],
+            "3 of 3 requests failed, 2 of them with errors such as: not an HTTP response: b'one'",
+        ),
+        (["HTTP status 429: no", "HTTP status 500: no"], "2 of 2 requests failed, 1 of them with: HTTP status 429: no"),
+    ],
+)
+def test_errors_of_one_cause_are_counted_together(tmp_path: Path, errors: list[str], words: str) -> None:
+    records = [moved(request(0, [], error=error), 100 * at) for at, error in enumerate(errors)]
+    (finding,) = Run(records).findings(tmp_path, "failures")
+    assert finding["message"] == words
+
+
+@pytest.mark.parametrize("run", [ended_early(6), ended_early(99, made_for=None), ended_early(99, exact_length=True)])
+def test_short_outputs_are_natural_for_real_prompts(tmp_path: Path, run: Run) -> None:
+    """Outputs of a fixed length are the subject of another gate."""
+    assert run.findings(tmp_path, "far_lengths") == []
 
 
 def test_chunks_of_a_response_wait_at_the_same_time(tmp_path: Path) -> None:

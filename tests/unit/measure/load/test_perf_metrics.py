@@ -533,7 +533,7 @@ def test_usage_is_the_servers_count_and_events_share_it(tmp_path: Path) -> None:
         "mismatch": round(4 / 7, 6),
     }
     assert (level["output_tokens"], level["cached_input_tokens"], level["finish_reasons"]) == (7, 8, {"stop": 1})
-    assert level["tpot_ms"]["mean"] == 50, "two of the three words came later"
+    assert level["tpot_ms"]["mean"] == 25, "six tokens over three words: two, then four. The seventh is the end token"
     blind = analyze(events, None)
     (level,) = blind["levels"]
     assert (blind["token_count"]["source"], blind["token_count"]["encoded_again"]) == ("server", None)
@@ -548,7 +548,26 @@ def test_usage_below_what_encoding_gives_never_makes_negative_tokens(tmp_path: P
         Words(),
     )["levels"]
     assert level["output_tokens"] == 3
-    assert level["itl_ms"]["n"] == 1
+    assert level["itl_ms"]["n"] == 2
+
+
+@pytest.mark.parametrize("tokens", [[1, 1, 1, 1], [2, 1, 3, 2], [1, 0, 0, 1]])
+@pytest.mark.parametrize(("total", "reason"), [(4, "length"), (4, "stop"), (5, "stop")])
+def test_as_many_events_as_tokens_have_one_each(tmp_path: Path, tokens: list[int], total: int, reason: str) -> None:
+    """Whatever the tokenizer makes of their texts. Some servers also count the end token."""
+    texts = [" a" * count or "a" for count in tokens]
+    record = request(0, [(10 * at, text) for at, text in enumerate(texts, 1)])
+    usage = {"usage_ns": 40 * MS, "output_tokens": total, "finish_reason": reason}
+    (level,) = analyze(write(tmp_path / "e", record | usage), Words())["levels"]
+    assert (level["output_tokens"], level["tpot_ms"]["mean"]) == (total, 10)
+    assert (level["itl_ms"]["n"], level["itl_ms"]["min"], level["itl_ms"]["max"]) == (3, 10, 10)
+
+
+def test_tokens_that_a_tokenizer_counts_otherwise_are_shared_by_its_counts(tmp_path: Path) -> None:
+    usage = {"usage_ns": 30 * MS, "output_tokens": 12, "finish_reason": "length"}
+    record = request(0, [(10, " a b"), (20, " c d"), (30, " e f")], max_tokens=12) | usage
+    (level,) = analyze(write(tmp_path / "e", record), Words())["levels"]
+    assert (level["tpot_ms"]["mean"], level["itl_ms"]["n"]) == (2.5, 8)
 
 
 def test_without_any_count_events_are_taken_for_tokens_and_that_is_told(tmp_path: Path) -> None:
@@ -600,3 +619,21 @@ def test_triton_tells_of_each_answer_what_was_accepted(tmp_path: Path) -> None:
     ]
     (level,) = analyze(write(tmp_path / "e", *records), Words())["levels"]
     assert level["acceptance"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"concurrency": [1]}, ""),
+        ({"request_rate": [2.0], "request_distribution": "poisson"}, "; arrivals poisson"),
+        (
+            {"request_rate": [2.0], "request_distribution": "gamma", "burstiness": 0.5},
+            "; arrivals gamma, burstiness 0.5",
+        ),
+    ],
+)
+def test_the_load_names_its_arrivals(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
+    path = write(tmp_path / "e", request(0, [(10, " a")]))
+    path.write_text(path.read_text().replace('"settings": {}', f'"settings": {json.dumps(settings)}'))
+    (load,) = [line for line in to_text(metrics.analyze(path, Words())).splitlines() if line.startswith("load: ")]
+    assert load == f"load: not recorded{words}"

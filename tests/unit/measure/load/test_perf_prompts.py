@@ -294,7 +294,7 @@ GOOD = '{"input": "a", "output": "b"}\n'
         (PERF, "rows.jsonl", f'{GOOD}\n{{"text": "a"}}\n', "rows.jsonl:3: input: expected exactly one of"),
         (PERF, "rows.jsonl", "", "no prompt in this file"),
         (PERF, "rows.jsonl", f"{GOOD}plain text\n", "rows.jsonl:2: not JSON"),
-        (PERF, "rows.json", '[{"input": "a"}, {"input": 5}]', "rows.json:2: input: expected a text"),
+        (PERF, "rows.json", '[{"input": "a"}, {"input": 5}]', "rows.json: row 2: input: expected a text"),
         (PERF, "rows.csv", "prompt\na\n", "row 1: input: expected exactly one of"),
         (PERF, "rows.jsonl", '{"input": "a", "image": 5}\n', "rows.jsonl:1: image: expected a text"),
         (PERF, "rows.jsonl", GOOD * 40_000 + "far behind", None),

@@ -229,6 +229,18 @@ def test_a_fault_is_named_with_its_line(tmp_path: Path, row: Any, key: str, word
         (fault,) = raised.value.faults
         assert (fault.line, fault.key) == (2, key)
         assert words in fault.message
+        hints = {"hash_ids": "a hash for each 512 tokens", "timestamp": "--request-rate", "session_id": ""}
+        assert hints.get(key, '"input_length": 600, "output_length": 52') in (raised.value.hint or "")
+        assert "capital of France" not in (raised.value.hint or "")
+
+
+def test_one_fault_of_all_rows_does_not_fill_the_screen(tmp_path: Path) -> None:
+    with pytest.raises(MatrixError) as raised:
+        read_prompts(written(tmp_path, *[{**TRACE[0], "hash_ids": [46]}] * 17))
+    assert len(raised.value.faults) == 17
+    *shown, last = str(raised.value).splitlines()
+    assert [line.partition(": ")[0].rpartition(":")[2] for line in shown] == ["1", "2", "3", "4", "5"]
+    assert last == "and 12 more"
 
 
 def test_text_and_times_make_a_trace_too(tmp_path: Path) -> None:

@@ -128,11 +128,17 @@ def test_no_token_is_faster_than_memory(
     assert judged(tmp_path, answer(0, tokens) | {"max_tokens": tokens}, *limits) == expected
 
 
+def buffered(at: int = 0, apart_ms: float = 0.01) -> dict[str, Any]:
+    """Nine tokens in nine events, all after 100 ms."""
+    events = [(at + 100 + apart_ms * index, " a", index + 1) for index in range(9)]
+    return counted(at, events, max_tokens=9)
+
+
 def test_a_burst_is_not_a_speed(tmp_path: Path) -> None:
-    """A machine that stood still delivers in one instant what it made in many."""
-    burst = counted(0, [(100 + 0.01 * index, " a", index + 1) for index in range(9)], max_tokens=9)
-    assert judged(tmp_path, burst, roofline(5)) == {}
-    assert judged(tmp_path, burst, roofline(12)) == {"roofline": "invalid"}, "100 ms of nine tokens are 11 each"
+    """A machine that stood still, or a proxy, delivers in one instant what was generated over a longer time."""
+    burst = buffered()
+    assert judged(tmp_path, burst, roofline(5)) == {"one_response": "warning"}
+    assert judged(tmp_path, burst, roofline(12)) == {"one_response": "warning", "roofline": "invalid"}, "11 ms each"
     quick = counted(0, [(100 + index, " a", index + 1) for index in range(9)], max_tokens=9)
     assert judged(tmp_path, quick, roofline(5)) == {"roofline": "invalid"}
 
@@ -157,6 +163,54 @@ def test_answers_that_are_not_streamed_have_no_time_between_tokens(
         tools = level["as"].values()
         assert [of[name]["n"] for of in tools for name in ("tpot_ms", "itl_ms") if name in of] == [0, 0, 0, 0]
         assert "TTFT is the end-to-end latency" in result["findings"][0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("apart_ms", "severity"),
+    [
+        (0, "warning"),
+        (0.09, "warning"),  # within 0.8% of the e2e
+        (0.11, None),  # 10,000 tokens a second are possible
+        (0.13, None),  # more than 1% of the e2e
+    ],
+)
+def test_text_that_arrived_at_once_has_no_time_between_tokens(
+    tmp_path: Path, apart_ms: float, severity: str | None
+) -> None:
+    result = analyze(write(tmp_path / "e", buffered(apart_ms=apart_ms)), Words(), {"tpot": 1})
+    (level,) = result["levels"]
+    assert found(result) == ({} if severity is None else {"one_response": severity})
+    measured = severity is None
+    assert [level[name]["n"] for name in ("tpot_ms", "itl_ms", "icl_ms")] == [measured, 8 * measured, 8 * measured]
+    assert level["goodput"]["share"] == measured
+    if severity:
+        (finding,) = result["findings"]
+        assert finding["message"].startswith("in 1 of 1 responses, all text arrived at once: ")
+        assert "a proxy that buffers" in finding["message"].lower()
+
+
+@pytest.mark.parametrize(("at_once", "severity"), [(1, "info"), (2, "info"), (3, "warning")])
+def test_a_few_responses_that_arrived_at_once_are_counted(tmp_path: Path, at_once: int, severity: str) -> None:
+    records = [buffered(at * 200, 0.01 if at < at_once else 10) for at in range(4)]
+    result = analyze(write(tmp_path / "e", *records), Words())
+    assert found(result)["one_response"] == severity
+    assert result["levels"][0]["tpot_ms"]["n"] == 4 - at_once
+    assert result["levels"][0]["tpot_ms"]["p50"] == 10
+
+
+@pytest.mark.parametrize(
+    ("record", "share"),
+    [
+        (at_once(), 0),
+        (answer(0), 1),
+        (answer(0, 1), 1),  # one token has no time between tokens
+        (counted(0, [(30, " Yes", 2)], max_tokens=3, finish_reason="stop"), 1),  # and the end token
+        (counted(0, [(30, " Yes it", 2)], max_tokens=3, finish_reason="length"), 0),
+    ],
+)
+def test_what_was_not_measured_meets_no_limit(tmp_path: Path, record: dict[str, Any], share: float) -> None:
+    (level,) = analyze(write(tmp_path / "e", record), Words(), {"tpot": 10})["levels"]
+    assert level["goodput"]["share"] == share
 
 
 def test_an_answer_in_one_piece_is_judged_by_its_whole_time(tmp_path: Path) -> None:

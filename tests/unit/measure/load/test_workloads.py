@@ -226,6 +226,8 @@ def test_rows_that_are_left_out_are_counted_with_their_reason(tmp_path: Path) ->
         "rows.jsonl: rows left out: 4 of 5 (without a message of a user: 2, the first in line 2; "
         "too long for the engine: 2, the first in line 3)"
     )
+    assert len(read_prompts(data(tmp_path, TALK, alone, array=True), render, left_out=(rows := LeftOut()))) == 1
+    assert str(rows).endswith("(without a message of a user: 1, the first in row 2)"), "all are in few lines"
     whole = LeftOut()
     read_prompts(data(tmp_path, TALK, {"input": "x"}), render, left_out=whole)
     assert (str(whole), whole.rows) == ("", 2)

@@ -102,6 +102,7 @@ def cells(path: Path, sets: tuple[str, ...] = ()) -> tuple[Cell, ...]:
         ({"workload": "isl_osl", "stop_words": ["."]}, "stop_words end answers"),
         ({"stop_words": ["."]}, "stop_words end answers .* ignore_eos: false allows it"),
         ({"max_in_flight": 4}, "max_in_flight needs a request_rate"),
+        ({"request_rate": [4.0], "burstiness": 0.5}, "burstiness needs request_distribution: gamma; poisson does not"),
         ({"measurement_interval_ms": 1e9, "request_rate": [2.0]}, "are 2,000,000 requests, 1,000,000 at most"),
     ],
 )

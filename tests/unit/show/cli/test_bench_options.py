@@ -126,7 +126,15 @@ def test_names_that_are_the_same_everywhere() -> None:
             "--slo ttft=300ms --find-rate 0.9 --requests 64",
             "find_rate needs requests: 300 or more, better 1500, or a measurement_interval_ms: 64 requests end before",
         ),
-        ("--find-rate 0.9", "find_rate needs slo"),
+        (
+            "--find-rate 0.9",
+            "--find-rate needs a limit on each request in --slo\n  try: give a limit on ttft, tpot or e2e, such as --slo ttft=300ms",
+        ),
+        (
+            "--find-concurrency 0.9 --slo ttft_p99=300ms",
+            "--find-concurrency needs a limit on each request in --slo; ttft_p99 limits a whole level\n  try: give",
+        ),
+        ("--request-rate 5 --burstiness 0.5", "burstiness needs request_distribution: gamma; poisson does not use it"),
         ("--extra-inputs top_k", "--extra-inputs: 'top_k' is not of the form NAME=VALUE"),
         ("--declare tp", "--declare tp: expected NAME=VALUE"),
         ("--isl 64 --input-data builtin:prompts", "need a tokenizer to count tokens\n  try: give --tokenizer DIR"),

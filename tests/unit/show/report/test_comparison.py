@@ -313,6 +313,25 @@ def test_two_nights_on_one_machine_are_compared_and_what_changed_is_told() -> No
     ]
 
 
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [(128.0, None), (122.0, None), (121.0, "128 in the baseline, 121 here"), (6.96, "128 in the baseline, 6.96 here")],
+)
+def test_shorter_outputs_are_not_faster_without_a_word(after: float, words: str | None) -> None:
+    base, new = (
+        Side("s", (cell("fp16", dataclasses.replace(level(), lengths={"output_tokens_per_request": {"mean": mean}})),))
+        for mean in (128.0, after)
+    )
+    result = compare(new, base)
+    assert (result.refused, len(result.pairs)) == ([], 2)
+    shown = " ".join(writers.to_markdown(Judgement(result, None)).split())
+    note = "shorter outputs have a lower e2e and more requests/s (m/fp16/bs4): mean output tokens at concurrency 1: "
+    assert (f"{note}{words}" in shown) is (words is not None)
+    assert ("shorter outputs" in shown) is (words is not None)
+    (data,) = Judgement(result, None).to_json()["differences"] or [{"field": None}]
+    assert data["field"] == (words and "output_tokens_per_request")
+
+
 def test_what_a_comparison_is_about_may_differ() -> None:
     axes = cell("fp16").axes
     served = [
