@@ -53,6 +53,7 @@ DEFINITIONS: Final = {
     "objective. saturated_at: the lowest concurrency of which twice as many in flight completed at most 5% more requests per second; "
     "the search does not double beyond it",
     "tokens_per_joule": "output tokens of the whole window / energy of the server's GPUs in it, by power samples at 10 Hz. "
+    "The energy of warmup requests still in flight at its start is included, their tokens are not. "
     "Only GPUs of its CUDA_VISIBLE_DEVICES if its process is known, without idle GPUs. Energy of CPUs, memory and fans is "
     "not included",
     "triton_use": "by Triton's counters during all repeats of a level, warmup included: requests of each model, and milliseconds "
@@ -68,13 +69,14 @@ DEFINITIONS: Final = {
     "events: no tokenizer, and the server does not count, so each content event counts as one token",
     "token_count": "mismatch = sum over the responses of |server - encoded again| / tokens the server counts",
     "input_tokens": "prompt encoded with the tokenizer's special tokens; without a tokenizer, the server's count",
-    "whole": "first send -> last content of the measured requests. In every window, output tokens of successful requests count "
-    "when they arrive, input tokens with the first content, and requests with the last content, warmup included",
-    "active": "the part of the whole window with at least one request in flight",
+    "whole": "first send -> last content of the measured requests. Only measured requests count in it. In every window, output "
+    "tokens of successful requests count when they arrive, input tokens with the first content, and requests with the last content",
+    "active": "the part of the whole window with at least one measured request in flight",
     "steady": "closed loop: longest time with at least 95% of the concurrency in flight, from the time every slot is on its second "
     "measured request until the first slot runs out of requests. A slot between two requests counts as in flight "
     "for up to 5 ms, or 5% of the next request's time. Its rates are the mean over all windows that start in its first wave and "
-    "end in its last one. Open loop: first to last measured send, without the mean time of a request after the very first",
+    "end in its last one. Open loop: first to last measured send, without the mean time of a request after the very first. "
+    "Warmup responses that arrive in it count",
     "waves": "requests sent in the steady window / concurrency; open loop: its seconds / mean e2e",
     "headline": f"steady if it holds {WAVES} waves or more, rounded, else whole, which includes ramp-up and drain",
     "output_tokens_per_s": "output tokens / seconds of the headline window; median of the repeats",
