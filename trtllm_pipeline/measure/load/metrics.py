@@ -283,6 +283,7 @@ def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Seque
         },
         goodput=_goodput(level, None if refused else name, objectives.per_request) if objectives.per_request else None,
         saturated_rps=level.saturated_rps,
+        schedule=None if level.request_rate is None else _schedule(level),
         acceptance=_acceptance(level),
         tokens_per_joule=_over(median, repeats, "tokens_per_joule"),
         gpu_use=counters.gpu_use(level.gpus, joules),
@@ -310,7 +311,6 @@ def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Seque
         tokens_in_first_event=_per_event(good, slice(1)),
         other_tools=compat_metrics.columns(good, special_tokens=run.special_tokens),
         cached_input_tokens=sum(cached) if cached else None,
-        schedule=None if level.request_rate is None else _schedule(level),
         objectives=tuple(
             ObjectiveResult(each.metric, each.limit, result.bound(each.metric), not_judged or result.missed(each))
             for each in objectives.of_level

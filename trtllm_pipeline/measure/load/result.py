@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any, Final, TypeVar
 
 from trtllm_pipeline.base import Json
@@ -38,8 +38,8 @@ DEFINITIONS: Final = {
     "user_tokens_per_s": "1 / TPOT, one value per request",
     "user_tps": "1 / median TPOT: output tokens per second that one user sees",
     "connect_ms": "time to connect, for requests that opened a connection; included in no other time",
-    "ttft_from_schedule_ms": "open loop: first content - scheduled",
-    "response_ms": "open loop: last content - scheduled",
+    "ttft_from_schedule_ms": "open loop: first content - scheduled. Objectives on TTFT are judged by it",
+    "response_ms": "open loop: last content - scheduled. Objectives on e2e are judged by it",
     "lag_ms": "open loop: sent - scheduled",
     "achieved_rate": "open loop: (requests sent - 1) / seconds from the first to the last send",
     "goodput": "requests that met every objective / requests scheduled, failed ones included; open-loop latencies "
@@ -172,11 +172,6 @@ class LoadMetrics:
             tpot = self.latency("tpot_ms", "p50")
             return 1e3 / tpot if tpot else None
         return self.latency(*latency_of(name))
-
-    def bound(self, name: str) -> float | None:
-        """The value to compare with an objective: the metric, or the maximum if there are too few requests for its p99."""
-        value = self.value(name)
-        return self.value(name.replace("_p99", "_max")) if value is None and name.endswith("_p99") else value
 
     def rates(self) -> dict[str, Any]:
         """Seconds of the window and its rates, by field."""
@@ -312,8 +307,6 @@ class LevelDetails:
     """Tool -> its metrics, see `measure/load/compat_metrics.py`."""
     cached_input_tokens: int | None
     """None if the server does not report it."""
-    schedule: Schedule | None
-    """Open loop only."""
     objectives: tuple[ObjectiveResult, ...]
     triton: list[dict[str, Any]]
     """For each repeat, `of` each model: requests and milliseconds from Triton's own counters."""
@@ -328,7 +321,7 @@ class LevelDetails:
         whole = {"as": self.other_tools, **asdict(self), **_plain(self.summaries)}
         for name in ("window_reason", "summaries", "other_tools"):
             del whole[name]
-        optional = ("cached_input_tokens", "schedule", "objectives", "triton", "gpu", "gauges")
+        optional = ("cached_input_tokens", "objectives", "triton", "gpu", "gauges")
         return {name: value for name, value in whole.items() if name not in optional or value not in (None, [], ())}
 
 
@@ -349,6 +342,8 @@ class LevelResult(LoadMetrics):
     """None without objectives."""
     saturated_rps: float | None = None
     """Completed requests per second of an open loop with max_in_flight whose server fell behind."""
+    schedule: Schedule | None = None
+    """Open loop only."""
     acceptance: float | None = None
     """Share of drafted tokens that the model accepted. None without drafting, or if the server does not report it."""
     gpu_use: GpuUse | None = None
@@ -372,9 +367,22 @@ class LevelResult(LoadMetrics):
         known = [value for value in values if value is not None]
         return (repeats_interval(known) if len(known) == len(values) else None) or self.intervals.get(name)
 
+    def bound(self, name: str) -> float | None:
+        """The value to compare with an objective: the metric, or the maximum if there are too few requests for its p99.
+        TTFT and e2e of an open loop count from the schedule: a request that had to wait has waited.
+        """
+        known = self
+        if self.schedule is not None:
+            from_schedule = {"ttft_ms": self.schedule.ttft_from_schedule_ms, "e2e_ms": self.schedule.response_ms}
+            known = replace(self, latencies={**self.latencies, **from_schedule})
+        value = known.value(name)
+        return known.value(name.replace("_p99", "_max")) if value is None and name.endswith("_p99") else value
+
     def missed(self, objective: Objective) -> str | None:
         """A missed objective in words. None if it is met. For a p99 of few requests, their maximum counts."""
         why = objective.missed_by(self.bound(objective.metric))
+        if why is not None and self.schedule is not None and objective.metric.startswith(("ttft_", "e2e_")):
+            why = f"{why} from the schedule"
         by_maximum = (
             why is not None and self.value(objective.metric) is None and self.bound(objective.metric) is not None
         )
@@ -403,6 +411,7 @@ class LevelResult(LoadMetrics):
             **_plain(self.lengths),
             "goodput": None if self.goodput is None else asdict(self.goodput),
             **({} if self.saturated_rps is None else {"saturated_rps": self.saturated_rps}),
+            **({} if self.schedule is None else {"schedule": asdict(self.schedule)}),
             **({} if self.acceptance is None else {"acceptance": self.acceptance}),
             **({} if self.gpu_use is None else {"gpu_use": asdict(self.gpu_use)}),
             **({} if self.triton_use is None else {"triton_use": asdict(self.triton_use)}),
@@ -619,6 +628,7 @@ def _level(entry: Mapping[str, Any]) -> LevelResult | None:
         repeats=tuple(_repeat(each, window) for each in _objects(entry.get("repeats"))),
         goodput=read_record(Goodput, entry.get("goodput")),
         saturated_rps=_number(entry.get("saturated_rps")),
+        schedule=read_record(Schedule, entry.get("schedule")),
         acceptance=_number(entry.get("acceptance")),
         gpu_use=read_record(GpuUse, entry.get("gpu_use")),
         triton_use=read_record(TritonUse, entry.get("triton_use")),
@@ -708,6 +718,7 @@ _READERS: Final[Mapping[str, Callable[[object], Any]]] = {
     "int": count_of,
     "str": lambda value: value if isinstance(value, str) else None,
     "Mapping[str, float]": numbers_of,
+    "Summary": numbers_of,
     "Mapping[str, Mapping[str, float]]": lambda value: {name: numbers_of(of) for name, of in _object(value).items()},
     "Mapping[str, Mapping[str, Any]]": lambda value: {
         name: of for name, of in _object(value).items() if isinstance(of, dict)

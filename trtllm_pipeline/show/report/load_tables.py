@@ -26,6 +26,8 @@ _SPARE: Final = (
     *("itl_ms mean", "itl_ms p99", "requests_per_s", "ttft_ms p99", "tpot_ms p99", "e2e_ms p99"),
 )
 """Columns that a narrow terminal drops, the least important first."""
+_MAX_WAIT: Final = 1.05
+"""Mean TTFT from the schedule / from sending, above which the overview also gives the times from the schedule."""
 _Table = list[dict[str, Any]]
 _OPTIONAL: Final = ("goodput", "tok/J", "accepted drafts", "SLOs")
 """Columns of the overview that are shown only if a level has a value."""
@@ -100,6 +102,7 @@ def _lines(measured: LoadResult) -> Iterator[str | _Table]:
     yield f"load: {conditions.workload_words(measured.conditions)}"
     if measured.levels:
         yield _overviews(measured.levels)
+        yield from filter(None, map(_waited, measured.levels))
     if measured.highest_rate is not None:
         yield f"highest rate: {measured.highest_rate}"
     if measured.highest_concurrency is not None:
@@ -149,7 +152,7 @@ def _details(level: LevelResult) -> result.LevelDetails:
 
 def _summaries(level: LevelResult) -> list[tuple[str, _Summary]]:
     """Summaries of a level that have samples, by name."""
-    details, schedule = _details(level), _details(level).schedule
+    details, schedule = _details(level), level.schedule
     by_name = {**level.latencies, **details.summaries}
     by_name = {name: by_name.get(name, {}) for name in _ORDER} | by_name | dict(level.lengths)
     if schedule is not None:
@@ -163,7 +166,7 @@ def _values(level: LevelResult) -> list[tuple[str, Any]]:
     rows: list[tuple[str, Any]] = [
         (name, getattr(level, name)) for name in ("requests", "failures", *metric_names.RATES.values())
     ]
-    if (schedule := _details(level).schedule) is not None:
+    if (schedule := level.schedule) is not None:
         rows += [("achieved_rate", schedule.achieved_rate), ("most_in_flight", schedule.most_in_flight)]
         rows += [("unsent", schedule.unsent)] if schedule.unsent else []
     if level.saturated_rps is not None:
@@ -177,6 +180,17 @@ def _values(level: LevelResult) -> list[tuple[str, Any]]:
     if level.acceptance is not None:
         rows += [("acceptance", level.acceptance)]
     return rows
+
+
+def _waited(level: LevelResult) -> str | None:
+    """Latencies from the schedule of an open loop whose requests waited to be sent. None if they hardly did."""
+    schedule = level.schedule
+    sent, due = (level.latency("ttft_ms", "mean"), schedule and schedule.ttft_from_schedule_ms.get("mean"))
+    if schedule is None or not sent or not due or due <= _MAX_WAIT * sent:
+        return None
+    times = (("TTFT", schedule.ttft_from_schedule_ms), ("e2e", schedule.response_ms))
+    words = ", ".join(f"{name} p50 {of['p50']:.2f} ms, p90 {of['p90']:.2f} ms" for name, of in times)
+    return f"{result.load_words(level.key)} from the schedule, with the wait to be sent: {words}"
 
 
 def _overview(level: LevelResult) -> dict[str, object]:

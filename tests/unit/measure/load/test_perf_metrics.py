@@ -12,6 +12,7 @@ from trtllm_pipeline.base.errors import StageError, UsageError
 from trtllm_pipeline.measure.load import metrics
 from trtllm_pipeline.measure.load.objectives import Objectives, of_load, per_request
 from trtllm_pipeline.measure.load.requests import tokens_by_event
+from trtllm_pipeline.measure.load.result import LoadResult, levels_of
 from trtllm_pipeline.show.report.load_tables import overview, to_text
 from trtllm_pipeline.show.report.log_choice import measurements_of
 
@@ -375,6 +376,34 @@ def test_an_open_loop_counts_from_the_schedule_too(tmp_path: Path) -> None:
     assert level["repeats"][0]["active"]["duration_s"] == pytest.approx(0.09, abs=1e-6)
     (finding,) = [finding for finding in result["findings"] if finding["check"] == "schedule"]
     assert (finding["severity"], finding["concurrency"], finding["request_rate"]) == ("warning", None, 10.0)
+
+
+def test_limits_of_an_open_loop_count_the_wait_for_a_place(tmp_path: Path) -> None:
+    """Requests are due every 10 ms and get a place every 40 ms."""
+    held = (
+        due(10 * at, 40 * at, [(40 * at + 20, " a"), (40 * at + 30, " b")], held_ns=30 * at * MS) for at in range(10)
+    )
+    slos = of_load("ttft_p50=30ms,ttft_p99=30ms,e2e_p50=50ms,tpot_p50=30ms,ttft=30ms")
+    result = metrics.analyze(write(tmp_path / "e", *held), Words(), slos)
+    (level,) = result.levels
+    assert level.details is not None
+    assert [each.missed for each in level.details.objectives] == [
+        "ttft_p50 155 ms > 30 ms from the schedule",
+        "ttft_p99 290 ms > 30 ms from the schedule (the maximum: 10 requests, a p99 needs 100)",
+        "e2e_p50 165 ms > 50 ms from the schedule",
+        None,
+    ]
+    assert level.details.objectives[0].value == 155
+    words = "from the schedule, with the wait to be sent: TTFT p50 155.00 ms, p90 263.00 ms, e2e p50 165.00 ms, p90 273.00 ms"
+    assert f"\n10 requests/s {words}\n" in to_text(result)
+    for again in (LoadResult.read(json.loads(json.dumps(result.to_json()))).levels, levels_of([level.to_json()])):
+        assert [each.missed(slo) for each in again for slo in slos.of_level] == [
+            each.missed for each in level.details.objectives
+        ]
+    on_time = (due(100 * at, 100 * at, [(100 * at + 20, " a"), (100 * at + 40, " b")]) for at in range(10))
+    result = metrics.analyze(write(tmp_path / "f", *on_time), Words(), slos)
+    assert "objective missed" not in to_text(result)
+    assert "with the wait to be sent" not in to_text(result)
 
 
 @pytest.mark.parametrize(("lag_ms", "severity"), [(0.5, None), (2, "warning"), (60, "invalid")])
