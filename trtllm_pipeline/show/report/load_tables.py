@@ -22,14 +22,14 @@ _ORDER: Final = ("ttft_ms", "ttfa_ms", "tpot_ms", "itl_ms", "icl_ms", "stall_ms"
 """Summaries to list first, in this order."""
 _Summary = Mapping[str, Any]
 _SPARE: Final = (
-    *("p75", "min", "in tokens/s", "ITL p99 ms", "requests/s", "p99", "requests", "e2e p50 ms"),
+    *("p75", "min", "in tokens/s", "ITL p99 ms", "requests/s", "e2e p50 ms", "requests", "TTFT p99 ms"),
     *("itl_ms mean", "itl_ms p99", "requests_per_s", "ttft_ms p99", "tpot_ms p99", "e2e_ms p99"),
 )
 """Columns that a narrow terminal drops, the least important first."""
 _MAX_WAIT: Final = 1.05
 """Mean TTFT from the schedule / from sending, above which the overview also gives the times from the schedule."""
 _Table = list[dict[str, Any]]
-_OPTIONAL: Final = ("goodput", "tok/J", "accepted drafts", "SLOs")
+_OPTIONAL: Final = ("goodput", "tok/J", "accepted drafts", "level SLOs")
 """Columns of the overview that are shown only if a level has a value."""
 
 
@@ -200,7 +200,7 @@ def _overview(level: LevelResult) -> dict[str, object]:
         "requests": level.requests,
         "failed": level.failures,
         "TTFT p50 ms": level.latency("ttft_ms", "p50"),
-        "p99": level.latency("ttft_ms", "p99"),
+        "TTFT p99 ms": level.latency("ttft_ms", "p99"),
         "TPOT p50 ms": level.latency("tpot_ms", "p50"),
         "ITL p99 ms": level.latency("itl_ms", "p99"),
         "e2e p50 ms": level.latency("e2e_ms", "p50"),
@@ -210,7 +210,7 @@ def _overview(level: LevelResult) -> dict[str, object]:
         "goodput": level.goodput and level.goodput.share,
         "tok/J": level.tokens_per_joule,
         "accepted drafts": level.acceptance,
-        "SLOs": ("missed" if any(each.missed for each in objectives) else "met") if objectives else None,
+        "level SLOs": ("missed" if any(each.missed for each in objectives) else "met") if objectives else None,
     }
 
 

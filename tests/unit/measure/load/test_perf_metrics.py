@@ -511,7 +511,7 @@ def test_the_log_of_a_load_run_is_followed_by_what_it_measured(tmp_path: Path) -
     assert row.split()[-1] == "0.00", "goodput"
 
 
-@pytest.mark.parametrize("width", [80, 100, 140])
+@pytest.mark.parametrize("width", [80, 100, 150])
 def test_tables_fit_the_terminal(tmp_path: Path, width: int) -> None:
     records = [request(1000 * at, [(1000 * at + 500, " a"), (1000 * at + 900, " b")]) for at in range(9)]
     result = metrics.analyze(write(tmp_path / "e", *records), Words(), of_load("ttft=300ms,tpot=40ms"))
@@ -519,9 +519,20 @@ def test_tables_fit_the_terminal(tmp_path: Path, width: int) -> None:
     assert max(map(len, lines)) <= width
     head = next(line for line in lines if line.startswith("load "))
     assert all(name in head for name in ("failed", "TTFT p50 ms", "TPOT p50 ms", "out tokens/s", "goodput"))
-    assert ("in tokens/s" in head) is (width == 140)
-    assert any(line.startswith("A wider terminal also shows in tokens/s") for line in lines) is (width < 140)
+    assert ("in tokens/s" in head) is (width == 150)
+    assert ("TTFT p99 ms" in head) is (width > 80)
+    assert any(line.startswith("A wider terminal also shows in tokens/s") for line in lines) is (width < 150)
     assert "A wider terminal" not in to_text(result), "a file has room"
+    without_goodput = to_text(metrics.analyze(tmp_path / "e", Words()), width)
+    assert "TTFT p99 ms" in next(line for line in without_goodput.splitlines() if line.startswith("load "))
+
+
+def test_goodput_and_limits_of_the_level_are_told_apart(tmp_path: Path) -> None:
+    """Every request misses its limit, and the level meets its own."""
+    result = metrics.analyze(write(tmp_path / "e", request(0, [(10, " a")])), Words(), of_load("ttft=5ms,ttft_p50=20ms"))
+    head, row = overview(result.levels).splitlines()
+    assert head.endswith("goodput  level SLOs")
+    assert row.split()[-2:] == ["0.00", "met"]
 
 
 def test_the_same_events_in_the_words_of_other_tools(tmp_path: Path) -> None:
