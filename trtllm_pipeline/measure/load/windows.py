@@ -189,11 +189,12 @@ def spans(requests: Sequence[TimedRequest], concurrency: int | None) -> dict[str
         until_ns = max(until_ns, last_ns)
     steady = None
     if measured:
-        steady = _open(requests, start_ns) if concurrency is None else _closed(requests, concurrency, start_ns)
+        within = start_ns, end_ns
+        steady = _open(requests, *within) if concurrency is None else _closed(requests, concurrency, *within)
     return {"whole": Span(start_ns, end_ns), "active": Span(start_ns, end_ns, idle_ns), "steady": steady}
 
 
-def _closed(requests: Sequence[TimedRequest], concurrency: int, start_ns: int) -> Span | None:
+def _closed(requests: Sequence[TimedRequest], concurrency: int, start_ns: int, end_ns: int) -> Span | None:
     """The time at full concurrency: every slot has sent a request before it, and has another one at its end."""
     sent = sorted(request.sent_ns for request in requests)
     if len(sent) <= concurrency:
@@ -205,7 +206,7 @@ def _closed(requests: Sequence[TimedRequest], concurrency: int, start_ns: int) -
         slots.values(),
         concurrency,
         not_before_ns=max(start_ns, sent[concurrency]),
-        not_after_ns=min(max(end_ns for _, end_ns in spans) for spans in slots.values()),
+        not_after_ns=min(end_ns, *(max(ended_ns for _, ended_ns in spans) for spans in slots.values())),
     )
     if reached is None:
         return None
@@ -245,7 +246,7 @@ def at_full_concurrency(
     return best if best is not None and best[1] > best[0] else None
 
 
-def _open(requests: Sequence[TimedRequest], start_ns: int) -> Span | None:
+def _open(requests: Sequence[TimedRequest], start_ns: int, end_ns: int) -> Span | None:
     """From the first to the last measured send of an open loop, excluding the first request's duration: until then
     fewer are in flight than later.
     """
@@ -253,7 +254,7 @@ def _open(requests: Sequence[TimedRequest], start_ns: int) -> Span | None:
     if not times_ns:
         return None
     start_ns = max(start_ns, min(request.sent_ns for request in requests) + round(fmean(times_ns)))
-    end_ns = max(request.sent_ns for request in requests if request.measured)
+    end_ns = min(end_ns, max(request.sent_ns for request in requests if request.measured))
     if end_ns <= start_ns:
         return None
     return Span(start_ns, end_ns, waves=(end_ns - start_ns) / fmean(times_ns), with_warmup=True)

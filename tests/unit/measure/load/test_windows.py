@@ -183,6 +183,19 @@ def test_the_whole_window_holds_the_last_text_of_a_request_that_failed() -> None
     assert (whole.duration_s, whole.requests) == (0.15, 1)
 
 
+@pytest.mark.parametrize("concurrency", [1, None])
+def test_the_steady_window_is_within_the_whole_one(concurrency: int | None) -> None:
+    """The last requests fail without a text."""
+    refused = [timed(0, at, [at + 90.0], error="gone") for at in (500.0, 600.0, 700.0)]
+    for each in refused:
+        each.record["events"] = []
+    result = windows([*one_after_another(5), *refused], concurrency)
+    whole, steady = result["whole"], result["steady"]
+    assert whole is not None
+    assert steady is not None
+    assert (whole.duration_s, steady.duration_s) == (0.5, 0.4)
+
+
 def test_tokens_after_the_last_text_arrive_with_it() -> None:
     (one,) = one_after_another(1)
     whole = windows([replace(one, output_tokens=12)], 1)["whole"]
