@@ -367,21 +367,27 @@ class LevelResult(LoadMetrics):
         known = [value for value in values if value is not None]
         return (repeats_interval(known) if len(known) == len(values) else None) or self.intervals.get(name)
 
+    @property
+    def from_schedule(self) -> _Summaries:
+        """TTFT and e2e of an open loop from the schedule, which objectives judge: a request that had to wait has waited.
+        Empty for a closed loop.
+        """
+        if self.schedule is None:
+            return {}
+        return {"ttft_ms": self.schedule.ttft_from_schedule_ms, "e2e_ms": self.schedule.response_ms}
+
     def bound(self, name: str) -> float | None:
         """The value to compare with an objective: the metric, or the maximum if there are too few requests for its p99.
-        TTFT and e2e of an open loop count from the schedule: a request that had to wait has waited.
+        See also `from_schedule`.
         """
-        known = self
-        if self.schedule is not None:
-            from_schedule = {"ttft_ms": self.schedule.ttft_from_schedule_ms, "e2e_ms": self.schedule.response_ms}
-            known = replace(self, latencies={**self.latencies, **from_schedule})
+        known = replace(self, latencies={**self.latencies, **self.from_schedule})
         value = known.value(name)
         return known.value(name.replace("_p99", "_max")) if value is None and name.endswith("_p99") else value
 
     def missed(self, objective: Objective) -> str | None:
         """A missed objective in words. None if it is met. For a p99 of few requests, their maximum counts."""
         why = objective.missed_by(self.bound(objective.metric))
-        if why is not None and self.schedule is not None and objective.metric.startswith(("ttft_", "e2e_")):
+        if why is not None and latency_of(objective.metric)[0] in self.from_schedule:
             why = f"{why} from the schedule"
         by_maximum = (
             why is not None and self.value(objective.metric) is None and self.bound(objective.metric) is not None

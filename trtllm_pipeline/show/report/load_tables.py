@@ -184,11 +184,10 @@ def _values(level: LevelResult) -> list[tuple[str, Any]]:
 
 def _waited(level: LevelResult) -> str | None:
     """Latencies from the schedule of an open loop whose requests waited to be sent. None if they hardly did."""
-    schedule = level.schedule
-    sent, due = (level.latency("ttft_ms", "mean"), schedule and schedule.ttft_from_schedule_ms.get("mean"))
-    if schedule is None or not sent or not due or due <= _MAX_WAIT * sent:
+    sent, due = (of.get("ttft_ms", {}).get("mean") for of in (level.latencies, level.from_schedule))
+    if not sent or not due or due <= _MAX_WAIT * sent:
         return None
-    times = (("TTFT", schedule.ttft_from_schedule_ms), ("e2e", schedule.response_ms))
+    times = zip(("TTFT", "e2e"), level.from_schedule.values(), strict=True)
     words = ", ".join(f"{name} p50 {of['p50']:.2f} ms, p90 {of['p90']:.2f} ms" for name, of in times)
     return f"{result.load_words(level.key)} from the schedule, with the wait to be sent: {words}"
 

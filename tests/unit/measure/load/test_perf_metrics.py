@@ -529,7 +529,9 @@ def test_tables_fit_the_terminal(tmp_path: Path, width: int) -> None:
 
 def test_goodput_and_limits_of_the_level_are_told_apart(tmp_path: Path) -> None:
     """Every request misses its limit, and the level meets its own."""
-    result = metrics.analyze(write(tmp_path / "e", request(0, [(10, " a")])), Words(), of_load("ttft=5ms,ttft_p50=20ms"))
+    result = metrics.analyze(
+        write(tmp_path / "e", request(0, [(10, " a")])), Words(), of_load("ttft=5ms,ttft_p50=20ms")
+    )
     head, row = overview(result.levels).splitlines()
     assert head.endswith("goodput  level SLOs")
     assert row.split()[-2:] == ["0.00", "met"]
