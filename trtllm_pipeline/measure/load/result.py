@@ -677,7 +677,11 @@ def _objects(value: object) -> list[Mapping[str, Any]]:
 
 def _summaries(entry: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, dict[str, float | None]]:
     known = {name: _object(entry.get(name)) for name in names}
-    return {name: {str(each): _number(of[each]) for each in of} for name, of in known.items() if of}
+    return {name: _summary(of) for name, of in known.items() if of}
+
+
+def _summary(data: object) -> Summary:
+    return {str(name): _number(value) for name, value in _object(data).items()}
 
 
 def _plain(summaries: _Summaries) -> dict[str, Json]:
@@ -724,7 +728,7 @@ _READERS: Final[Mapping[str, Callable[[object], Any]]] = {
     "int": count_of,
     "str": lambda value: value if isinstance(value, str) else None,
     "Mapping[str, float]": numbers_of,
-    "Summary": numbers_of,
+    "Summary": _summary,
     "Mapping[str, Mapping[str, float]]": lambda value: {name: numbers_of(of) for name, of in _object(value).items()},
     "Mapping[str, Mapping[str, Any]]": lambda value: {
         name: of for name, of in _object(value).items() if isinstance(of, dict)

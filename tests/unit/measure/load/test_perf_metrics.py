@@ -400,6 +400,7 @@ def test_limits_of_an_open_loop_count_the_wait_for_a_place(tmp_path: Path) -> No
         assert [each.missed(slo) for each in again for slo in slos.of_level] == [
             each.missed for each in level.details.objectives
         ]
+        assert [each.schedule for each in again] == [level.schedule]
     on_time = (due(100 * at, 100 * at, [(100 * at + 20, " a"), (100 * at + 40, " b")]) for at in range(10))
     result = metrics.analyze(write(tmp_path / "f", *on_time), Words(), slos)
     assert "objective missed" not in to_text(result)
