@@ -112,11 +112,10 @@ def test_a_server_that_falls_behind_is_measured_as_saturated(tmp_path: Path, mon
     result, records = measured(Slots(4, 0.1), load, tmp_path)
     (level,) = result.levels
     assert level.saturated_rps == pytest.approx(40, rel=0.1), "four places, a tenth of a second each"
-    assert level.details is not None
-    assert level.details.schedule is not None
-    assert level.details.schedule.most_in_flight == 12
+    assert level.schedule is not None
+    assert level.schedule.most_in_flight == 12
     (unsent,) = [each["requests"] for each in records if each["type"] == "unsent"]
-    assert level.details.schedule.unsent == unsent
+    assert level.schedule.unsent == unsent
     assert unsent + (level.requests or 0) == 400
     (finding,) = [each for each in result.findings if each.check == "saturation"]
     assert "the server fell behind the requested 100" in finding.message

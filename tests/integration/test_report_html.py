@@ -21,7 +21,7 @@ from tests.helpers.browser import Browser
 from tests.helpers.fabricated_run import HOSTILE, START_S, run
 from trtllm_pipeline.base.domain import CellId
 from trtllm_pipeline.base.wording import shared_parts
-from trtllm_pipeline.measure.load.result import Goodput, GpuUse, HighestRate, RepeatResult, TritonUse
+from trtllm_pipeline.measure.load.result import Goodput, GpuUse, HighestRate, RepeatResult, Schedule, TritonUse
 from trtllm_pipeline.orchestrate.results.report_file import CellStatus, references
 from trtllm_pipeline.show.phrases import without
 from trtllm_pipeline.show.report.comparable_loads import Workload
@@ -310,6 +310,34 @@ def test_limits_decide_what_to_take(clean: Browser, pages: dict[int, Path]) -> N
     set_value(clean, "ttft", "0.001")
     assert "None of" in clean.evaluate("document.getElementById('take-why').textContent")
     assert not texts(clean, "#cards .card")
+
+
+def test_limits_of_an_open_loop_count_the_wait_to_be_sent(clean: Browser, tmp_path: Path) -> None:
+    """As `pipeline recommend` does: each request was fast once sent, but late."""
+    rows, record = run(4)
+    late = {"n": 200, "mean": 2000.0, "p50": 2000.0, "p99": 3000.0}
+    waited = Schedule(5.0, late, late, late, 3)
+    rows = [
+        dataclasses.replace(
+            row,
+            levels=tuple(
+                dataclasses.replace(level, concurrency=None, request_rate=8.0, schedule=waited)
+                for level in row.levels[:1]
+            ),
+        )
+        for row in rows
+    ]
+    page = tmp_path / "late.html"
+    page.write_text(to_html(rows, record), encoding="utf-8")
+    load(clean, page)
+    set_value(clean, "ttft", "2500")
+    set_value(clean, "statistic", "p50")
+    assert texts(clean, "#cards .card")
+    set_value(clean, "ttft", "1900")
+    assert not texts(clean, "#cards .card")
+    assert "misses TTFT 2000 ms > 1900 ms from the schedule" in clean.evaluate(
+        "document.getElementById('take-why').textContent"
+    )
 
 
 def test_what_failed_is_seen_and_never_taken(clean: Browser, tmp_path: Path) -> None:

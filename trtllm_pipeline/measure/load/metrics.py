@@ -186,8 +186,8 @@ def _completed_rps(level: LevelRun) -> list[float]:
     rates = []
     for repeat, requests in level.repeats.items():
         span = level.spans[repeat]["steady"] or level.spans[repeat]["whole"]
-        ends = [(request.times_ns[-1], 1) for request in requests if request.answered]
-        rates += [] if span is None or span.duration_ns <= 0 else [span.rate(ends)]
+        if span is not None and span.duration_ns > 0:
+            rates.append(span.rate((request.times_ns[-1], 1) for request in span.answered(requests)))
     return rates
 
 
@@ -283,6 +283,7 @@ def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Seque
         },
         goodput=_goodput(level, None if refused else name, objectives.per_request) if objectives.per_request else None,
         saturated_rps=level.saturated_rps,
+        schedule=None if level.request_rate is None else _schedule(level),
         acceptance=_acceptance(level),
         tokens_per_joule=_over(median, repeats, "tokens_per_joule"),
         gpu_use=counters.gpu_use(level.gpus, joules),
@@ -310,7 +311,6 @@ def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Seque
         tokens_in_first_event=_per_event(good, slice(1)),
         other_tools=compat_metrics.columns(good, special_tokens=run.special_tokens),
         cached_input_tokens=sum(cached) if cached else None,
-        schedule=None if level.request_rate is None else _schedule(level),
         objectives=tuple(
             ObjectiveResult(each.metric, each.limit, result.bound(each.metric), not_judged or result.missed(each))
             for each in objectives.of_level
@@ -357,13 +357,12 @@ def _acceptance(level: LevelRun) -> float | None:
 
 
 def _energy_j(level: LevelRun, repeat: int) -> float | None:
-    """GPU energy from a repeat's first request to its last content."""
-    good = [request for request in level.repeats[repeat] if request.measured and request.answered]
+    """GPU energy in the whole window of a repeat."""
+    whole = level.spans[repeat]["whole"]
     records = [each for each in level.gpus if each["repeat"] == repeat]
-    if not good or not records:
+    if whole is None or whole.duration_ns <= 0 or not records:
         return None
-    start_ns, end_ns = min(request.sent_ns for request in good), max(request.times_ns[-1] for request in good)
-    return counters.energy_j(records, start_ns, end_ns)
+    return counters.energy_j(records, whole.start_ns, whole.end_ns)
 
 
 def _repeat(run: LoadRun, level: LevelRun, repeat: int, joules: float | None) -> RepeatResult:
@@ -422,7 +421,7 @@ def _goodput(level: LevelRun, window: str | None, limits_ms: Mapping[str, float]
         span = None if window is None else level.spans[repeat][window]
         if span is None or not span.duration_ns:
             continue
-        good = [request for request in requests if request.met(limits_ms)]
+        good = [request for request in span.answered(requests) if request.met(limits_ms)]
         rates.append(span.rate((request.times_ns[-1], 1) for request in good))
         token_rates.append(span.rate(each for request in good for each in windows.written(request)))
     met = sum(request.met(limits_ms) for request in level.measured)
@@ -440,9 +439,9 @@ def _intervals(level: LevelRun, window: str) -> dict[str, Interval]:
         span = level.spans[repeat][window]
         if span is None or span.duration_ns <= 0:
             return {}
-        good = [request for request in requests if request.answered]
+        good = span.answered(requests)
         # A server may process a wave in step: parts shorter than a wave differ by what it does then, which is not noise.
-        waves = len(requests) / (level.concurrency or len(requests)) if span.waves is None else span.waves
+        waves = len(good) / (level.concurrency or len(good) or 1) if span.waves is None else span.waves
         parts = min(BATCHES, max(1, int(waves)))
         tokens += span.batches((each for request in good for each in windows.written(request)), parts)
         ends += span.batches(((request.times_ns[-1], 1) for request in good), parts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any, Final, TypeVar
 
 from trtllm_pipeline.base import Json
@@ -38,8 +38,8 @@ DEFINITIONS: Final = {
     "user_tokens_per_s": "1 / TPOT, one value per request",
     "user_tps": "1 / median TPOT: output tokens per second that one user sees",
     "connect_ms": "time to connect, for requests that opened a connection; included in no other time",
-    "ttft_from_schedule_ms": "open loop: first content - scheduled",
-    "response_ms": "open loop: last content - scheduled",
+    "ttft_from_schedule_ms": "open loop: first content - scheduled. Objectives on TTFT are judged by it",
+    "response_ms": "open loop: last content - scheduled. Objectives on e2e are judged by it",
     "lag_ms": "open loop: sent - scheduled",
     "achieved_rate": "open loop: (requests sent - 1) / seconds from the first to the last send",
     "goodput": "requests that met every objective / requests scheduled, failed ones included; open-loop latencies "
@@ -53,6 +53,7 @@ DEFINITIONS: Final = {
     "objective. saturated_at: the lowest concurrency of which twice as many in flight completed at most 5% more requests per second; "
     "the search does not double beyond it",
     "tokens_per_joule": "output tokens of the whole window / energy of the server's GPUs in it, by power samples at 10 Hz. "
+    "The energy of warmup requests still in flight at its start is included, their tokens are not. "
     "Only GPUs of its CUDA_VISIBLE_DEVICES if its process is known, without idle GPUs. Energy of CPUs, memory and fans is "
     "not included",
     "triton_use": "by Triton's counters during all repeats of a level, warmup included: requests of each model, and milliseconds "
@@ -68,13 +69,14 @@ DEFINITIONS: Final = {
     "events: no tokenizer, and the server does not count, so each content event counts as one token",
     "token_count": "mismatch = sum over the responses of |server - encoded again| / tokens the server counts",
     "input_tokens": "prompt encoded with the tokenizer's special tokens; without a tokenizer, the server's count",
-    "whole": "first send -> last content of the measured requests. In every window, output tokens of successful requests count "
-    "when they arrive, input tokens with the first content, and requests with the last content, warmup included",
-    "active": "the part of the whole window with at least one request in flight",
+    "whole": "first send -> last content of the measured requests. Only measured requests count in it. In every window, output "
+    "tokens of successful requests count when they arrive, input tokens with the first content, and requests with the last content",
+    "active": "the part of the whole window with at least one measured request in flight",
     "steady": "closed loop: longest time with at least 95% of the concurrency in flight, from the time every slot is on its second "
     "measured request until the first slot runs out of requests. A slot between two requests counts as in flight "
     "for up to 5 ms, or 5% of the next request's time. Its rates are the mean over all windows that start in its first wave and "
-    "end in its last one. Open loop: first to last measured send, without the mean time of a request after the very first",
+    "end in its last one. Open loop: first to last measured send, without the mean time of a request after the very first. "
+    "Warmup responses that arrive in it count",
     "waves": "requests sent in the steady window / concurrency; open loop: its seconds / mean e2e",
     "headline": f"steady if it holds {WAVES} waves or more, rounded, else whole, which includes ramp-up and drain",
     "output_tokens_per_s": "output tokens / seconds of the headline window; median of the repeats",
@@ -170,11 +172,6 @@ class LoadMetrics:
             tpot = self.latency("tpot_ms", "p50")
             return 1e3 / tpot if tpot else None
         return self.latency(*latency_of(name))
-
-    def bound(self, name: str) -> float | None:
-        """The value to compare with an objective: the metric, or the maximum if there are too few requests for its p99."""
-        value = self.value(name)
-        return self.value(name.replace("_p99", "_max")) if value is None and name.endswith("_p99") else value
 
     def rates(self) -> dict[str, Any]:
         """Seconds of the window and its rates, by field."""
@@ -310,8 +307,6 @@ class LevelDetails:
     """Tool -> its metrics, see `measure/load/compat_metrics.py`."""
     cached_input_tokens: int | None
     """None if the server does not report it."""
-    schedule: Schedule | None
-    """Open loop only."""
     objectives: tuple[ObjectiveResult, ...]
     triton: list[dict[str, Any]]
     """For each repeat, `of` each model: requests and milliseconds from Triton's own counters."""
@@ -326,7 +321,7 @@ class LevelDetails:
         whole = {"as": self.other_tools, **asdict(self), **_plain(self.summaries)}
         for name in ("window_reason", "summaries", "other_tools"):
             del whole[name]
-        optional = ("cached_input_tokens", "schedule", "objectives", "triton", "gpu", "gauges")
+        optional = ("cached_input_tokens", "objectives", "triton", "gpu", "gauges")
         return {name: value for name, value in whole.items() if name not in optional or value not in (None, [], ())}
 
 
@@ -347,6 +342,8 @@ class LevelResult(LoadMetrics):
     """None without objectives."""
     saturated_rps: float | None = None
     """Completed requests per second of an open loop with max_in_flight whose server fell behind."""
+    schedule: Schedule | None = None
+    """Open loop only."""
     acceptance: float | None = None
     """Share of drafted tokens that the model accepted. None without drafting, or if the server does not report it."""
     gpu_use: GpuUse | None = None
@@ -370,9 +367,28 @@ class LevelResult(LoadMetrics):
         known = [value for value in values if value is not None]
         return (repeats_interval(known) if len(known) == len(values) else None) or self.intervals.get(name)
 
+    @property
+    def from_schedule(self) -> _Summaries:
+        """TTFT and e2e of an open loop from the schedule, which objectives judge: a request that had to wait has waited.
+        Empty for a closed loop.
+        """
+        if self.schedule is None:
+            return {}
+        return {"ttft_ms": self.schedule.ttft_from_schedule_ms, "e2e_ms": self.schedule.response_ms}
+
+    def bound(self, name: str) -> float | None:
+        """The value to compare with an objective: the metric, or the maximum if there are too few requests for its p99.
+        See also `from_schedule`.
+        """
+        known = replace(self, latencies={**self.latencies, **self.from_schedule})
+        value = known.value(name)
+        return known.value(name.replace("_p99", "_max")) if value is None and name.endswith("_p99") else value
+
     def missed(self, objective: Objective) -> str | None:
         """A missed objective in words. None if it is met. For a p99 of few requests, their maximum counts."""
         why = objective.missed_by(self.bound(objective.metric))
+        if why is not None and latency_of(objective.metric)[0] in self.from_schedule:
+            why = f"{why} from the schedule"
         by_maximum = (
             why is not None and self.value(objective.metric) is None and self.bound(objective.metric) is not None
         )
@@ -401,6 +417,7 @@ class LevelResult(LoadMetrics):
             **_plain(self.lengths),
             "goodput": None if self.goodput is None else asdict(self.goodput),
             **({} if self.saturated_rps is None else {"saturated_rps": self.saturated_rps}),
+            **({} if self.schedule is None else {"schedule": asdict(self.schedule)}),
             **({} if self.acceptance is None else {"acceptance": self.acceptance}),
             **({} if self.gpu_use is None else {"gpu_use": asdict(self.gpu_use)}),
             **({} if self.triton_use is None else {"triton_use": asdict(self.triton_use)}),
@@ -617,6 +634,7 @@ def _level(entry: Mapping[str, Any]) -> LevelResult | None:
         repeats=tuple(_repeat(each, window) for each in _objects(entry.get("repeats"))),
         goodput=read_record(Goodput, entry.get("goodput")),
         saturated_rps=_number(entry.get("saturated_rps")),
+        schedule=read_record(Schedule, entry.get("schedule")),
         acceptance=_number(entry.get("acceptance")),
         gpu_use=read_record(GpuUse, entry.get("gpu_use")),
         triton_use=read_record(TritonUse, entry.get("triton_use")),
@@ -659,7 +677,11 @@ def _objects(value: object) -> list[Mapping[str, Any]]:
 
 def _summaries(entry: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, dict[str, float | None]]:
     known = {name: _object(entry.get(name)) for name in names}
-    return {name: {str(each): _number(of[each]) for each in of} for name, of in known.items() if of}
+    return {name: _summary(of) for name, of in known.items() if of}
+
+
+def _summary(data: object) -> Summary:
+    return {str(name): _number(value) for name, value in _object(data).items()}
 
 
 def _plain(summaries: _Summaries) -> dict[str, Json]:
@@ -706,6 +728,7 @@ _READERS: Final[Mapping[str, Callable[[object], Any]]] = {
     "int": count_of,
     "str": lambda value: value if isinstance(value, str) else None,
     "Mapping[str, float]": numbers_of,
+    "Summary": _summary,
     "Mapping[str, Mapping[str, float]]": lambda value: {name: numbers_of(of) for name, of in _object(value).items()},
     "Mapping[str, Mapping[str, Any]]": lambda value: {
         name: of for name, of in _object(value).items() if isinstance(of, dict)

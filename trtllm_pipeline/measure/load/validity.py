@@ -134,7 +134,7 @@ def findings(run: LoadRun) -> Iterator[MeasurementFinding]:
 def _server(run: LoadRun) -> Found:
     start, end = run.records.server.get("start"), run.records.server.get("end")
     if start is None or end is None:
-        yield "invalid", "the run was interrupted: the server was not checked at its end"
+        yield "invalid", "the run was interrupted, so the server was not checked at its end: there are no rates"
         return
     if start.get("started") is False:
         yield (

@@ -109,11 +109,19 @@ class Span:
     edge_ns: float = 0.0
     """Length of the parts at its start and end that have less weight in a rate."""
     waves: float | None = None
+    with_warmup: bool = False
+    """True if warmup responses count. A window that starts with the first measured request would count their whole length,
+    also the part before it.
+    """
 
     @property
     def duration_ns(self) -> int:
         """Time that counts."""
         return self.end_ns - self.start_ns - self.idle_ns
+
+    def answered(self, requests: Iterable[TimedRequest]) -> list[TimedRequest]:
+        """The successful requests that count in it."""
+        return [each for each in requests if each.answered and (each.measured or self.with_warmup)]
 
     def rate(self, happened: Iterable[Happened]) -> float:
         """Events per second."""
@@ -131,8 +139,8 @@ class Span:
         return [total * 1e9 / length_ns for total in totals]
 
     def window(self, requests: Iterable[TimedRequest]) -> Window:
-        """Totals in it, including warmup requests: each token counts at its own time."""
-        good = [request for request in requests if request.answered]
+        """Totals in it: each token counts at its own time."""
+        good = self.answered(requests)
         prefilled = [request for request in good if self._holds(request.times_ns[0])]
         known = [(each.times_ns[0], count) for each in prefilled if (count := each.input_tokens) is not None]
         tokens = [each for request in good for each in written(request)]
@@ -174,18 +182,19 @@ def spans(requests: Sequence[TimedRequest], concurrency: int | None) -> dict[str
     """
     measured = [request for request in requests if request.measured]
     start_ns = min((request.sent_ns for request in measured), default=0)
-    end_ns = max((request.times_ns[-1] for request in measured if request.answered), default=start_ns)
+    end_ns = max((request.times_ns[-1] for request in measured if request.times_ns), default=start_ns)
     idle_ns, until_ns = 0, start_ns
-    for sent_ns, last_ns in sorted((request.sent_ns, request.record["end_ns"]) for request in requests):
+    for sent_ns, last_ns in sorted((request.sent_ns, request.record["end_ns"]) for request in measured):
         idle_ns += max(0, min(sent_ns, end_ns) - until_ns)
         until_ns = max(until_ns, last_ns)
     steady = None
     if measured:
-        steady = _open(requests, start_ns) if concurrency is None else _closed(requests, concurrency, start_ns)
+        within = start_ns, end_ns
+        steady = _open(requests, *within) if concurrency is None else _closed(requests, concurrency, *within)
     return {"whole": Span(start_ns, end_ns), "active": Span(start_ns, end_ns, idle_ns), "steady": steady}
 
 
-def _closed(requests: Sequence[TimedRequest], concurrency: int, start_ns: int) -> Span | None:
+def _closed(requests: Sequence[TimedRequest], concurrency: int, start_ns: int, end_ns: int) -> Span | None:
     """The time at full concurrency: every slot has sent a request before it, and has another one at its end."""
     sent = sorted(request.sent_ns for request in requests)
     if len(sent) <= concurrency:
@@ -197,12 +206,13 @@ def _closed(requests: Sequence[TimedRequest], concurrency: int, start_ns: int) -
         slots.values(),
         concurrency,
         not_before_ns=max(start_ns, sent[concurrency]),
-        not_after_ns=min(max(end_ns for _, end_ns in spans) for spans in slots.values()),
+        not_after_ns=min(end_ns, *(max(ended_ns for _, ended_ns in spans) for spans in slots.values())),
     )
     if reached is None:
         return None
     waves = sum(reached[0] <= sent_ns < reached[1] for sent_ns in sent) / concurrency
-    return Span(*reached, edge_ns=(reached[1] - reached[0]) / max(waves, 2.0), waves=waves)
+    edge_ns = (reached[1] - reached[0]) / max(waves, 2.0)
+    return Span(*reached, edge_ns=edge_ns, waves=waves, with_warmup=True)
 
 
 def at_full_concurrency(
@@ -236,7 +246,7 @@ def at_full_concurrency(
     return best if best is not None and best[1] > best[0] else None
 
 
-def _open(requests: Sequence[TimedRequest], start_ns: int) -> Span | None:
+def _open(requests: Sequence[TimedRequest], start_ns: int, end_ns: int) -> Span | None:
     """From the first to the last measured send of an open loop, excluding the first request's duration: until then
     fewer are in flight than later.
     """
@@ -244,8 +254,10 @@ def _open(requests: Sequence[TimedRequest], start_ns: int) -> Span | None:
     if not times_ns:
         return None
     start_ns = max(start_ns, min(request.sent_ns for request in requests) + round(fmean(times_ns)))
-    end_ns = max(request.sent_ns for request in requests if request.measured)
-    return Span(start_ns, end_ns, waves=(end_ns - start_ns) / fmean(times_ns)) if end_ns > start_ns else None
+    end_ns = min(end_ns, max(request.sent_ns for request in requests if request.measured))
+    if end_ns <= start_ns:
+        return None
+    return Span(start_ns, end_ns, waves=(end_ns - start_ns) / fmean(times_ns), with_warmup=True)
 
 
 def headline(repeats: Sequence[Mapping[str, Window | None]]) -> tuple[str, str]:

@@ -68,8 +68,8 @@ def compare(
     result of a load run (event file, perf.json or their directory). Values separated by commas are repeats. Repeats
     measured alternately (a,b,a,b) are compared pair by pair.
 
-    Exit codes: 1 if a condition of --fail-on is broken; 4 if cells are not comparable because the load or the system
-    differs.
+    Exit codes: 1 if a condition of --fail-on is broken, or if nothing was compared, such as after failed measurements; 4 if
+    cells are not comparable because the load or the system differs.
 
     examples:
       pipeline compare latest latest~1

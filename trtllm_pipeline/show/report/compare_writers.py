@@ -110,9 +110,9 @@ def _looks(delta: Delta | None) -> tuple[str, str]:
 
 
 def _metrics(pairs: Sequence[Pair]) -> list[str]:
-    """Metrics that both sides of some pair have, in order."""
+    """Metrics that some side of some pair has, in order."""
     deltas = [delta for pair in pairs for delta in pair.deltas]
-    known = {delta.metric for delta in deltas if delta.verdict is not ChangeVerdict.MISSING}
+    known = {delta.metric for delta in deltas if delta.base is not None or delta.new is not None}
     return [metric for metric in dict.fromkeys(delta.metric for delta in deltas) if metric in known]
 
 

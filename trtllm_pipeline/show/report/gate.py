@@ -88,8 +88,12 @@ class Judgement:
 
     @property
     def exit_code(self) -> int:
-        """1 for a broken condition, NOT_COMPARABLE for cells that cannot be compared, otherwise 0."""
-        return 1 if self.broken else NOT_COMPARABLE if self.comparison.refused else 0
+        """1 for a broken condition, NOT_COMPARABLE for cells that cannot be compared, 1 if nothing else was compared
+        either, otherwise 0.
+        """
+        if self.broken or not (self.comparison.pairs or self.comparison.refused):
+            return 1
+        return NOT_COMPARABLE if self.comparison.refused else 0
 
     @property
     def verdict(self) -> str | None:
@@ -114,8 +118,13 @@ class Judgement:
 
     @property
     def refusal(self) -> ComparisonError | None:
-        """One line that explains why cells cannot be compared, or None."""
+        """One line that explains why cells cannot be compared, or why nothing was. None if all that can be was."""
         refused = self.comparison.refused
+        if not (self.comparison.pairs or refused):
+            return ComparisonError(
+                f"nothing was compared: {self.comparison.new} and {self.comparison.base} have no valid measurement in common",
+                hint="measure again what is listed as not compared; pipeline logs or bench analyze shows what went wrong",
+            )
         if not refused:
             return None
         about = dict.fromkeys(difference.field.about for each in refused for difference in each.differences)

@@ -22,12 +22,14 @@ _ORDER: Final = ("ttft_ms", "ttfa_ms", "tpot_ms", "itl_ms", "icl_ms", "stall_ms"
 """Summaries to list first, in this order."""
 _Summary = Mapping[str, Any]
 _SPARE: Final = (
-    *("p75", "min", "in tokens/s", "ITL p99 ms", "requests/s", "p99", "requests", "e2e p50 ms"),
+    *("p75", "min", "in tokens/s", "ITL p99 ms", "requests/s", "e2e p50 ms", "requests", "TTFT p99 ms"),
     *("itl_ms mean", "itl_ms p99", "requests_per_s", "ttft_ms p99", "tpot_ms p99", "e2e_ms p99"),
 )
 """Columns that a narrow terminal drops, the least important first."""
+_MAX_WAIT: Final = 1.05
+"""Mean TTFT from the schedule / from sending, above which the overview also gives the times from the schedule."""
 _Table = list[dict[str, Any]]
-_OPTIONAL: Final = ("goodput", "tok/J", "accepted drafts", "SLOs")
+_OPTIONAL: Final = ("goodput", "tok/J", "accepted drafts", "level SLOs")
 """Columns of the overview that are shown only if a level has a value."""
 
 
@@ -93,6 +95,7 @@ def _lines(measured: LoadResult) -> Iterator[str | _Table]:
     yield f"load: {conditions.workload_words(measured.conditions)}{_arrivals(details.settings)}"
     if measured.levels:
         yield _overviews(measured.levels)
+        yield from filter(None, map(_waited, measured.levels))
     if measured.highest_rate is not None:
         yield f"highest rate: {measured.highest_rate}"
     if measured.highest_concurrency is not None:
@@ -150,7 +153,7 @@ def _details(level: LevelResult) -> result.LevelDetails:
 
 def _summaries(level: LevelResult) -> list[tuple[str, _Summary]]:
     """Summaries of a level that have samples, by name."""
-    details, schedule = _details(level), _details(level).schedule
+    details, schedule = _details(level), level.schedule
     by_name = {**level.latencies, **details.summaries}
     by_name = {name: by_name.get(name, {}) for name in _ORDER} | by_name | dict(level.lengths)
     if schedule is not None:
@@ -164,7 +167,7 @@ def _values(level: LevelResult) -> list[tuple[str, Any]]:
     rows: list[tuple[str, Any]] = [
         (name, getattr(level, name)) for name in ("requests", "failures", *metric_names.RATES.values())
     ]
-    if (schedule := _details(level).schedule) is not None:
+    if (schedule := level.schedule) is not None:
         rows += [("achieved_rate", schedule.achieved_rate), ("most_in_flight", schedule.most_in_flight)]
         rows += [("unsent", schedule.unsent)] if schedule.unsent else []
     if level.saturated_rps is not None:
@@ -180,6 +183,16 @@ def _values(level: LevelResult) -> list[tuple[str, Any]]:
     return rows
 
 
+def _waited(level: LevelResult) -> str | None:
+    """Latencies from the schedule of an open loop whose requests waited to be sent. None if they hardly did."""
+    sent, due = (of.get("ttft_ms", {}).get("mean") for of in (level.latencies, level.from_schedule))
+    if not sent or not due or due <= _MAX_WAIT * sent:
+        return None
+    times = zip(("TTFT", "e2e"), level.from_schedule.values(), strict=True)
+    words = ", ".join(f"{name} p50 {of['p50']:.2f} ms, p90 {of['p90']:.2f} ms" for name, of in times)
+    return f"{result.load_words(level.key)} from the schedule, with the wait to be sent: {words}"
+
+
 def _overview(level: LevelResult) -> dict[str, object]:
     objectives = () if level.details is None else level.details.objectives
     return {
@@ -187,7 +200,7 @@ def _overview(level: LevelResult) -> dict[str, object]:
         "requests": level.requests,
         "failed": level.failures,
         "TTFT p50 ms": level.latency("ttft_ms", "p50"),
-        "p99": level.latency("ttft_ms", "p99"),
+        "TTFT p99 ms": level.latency("ttft_ms", "p99"),
         "TPOT p50 ms": level.latency("tpot_ms", "p50"),
         "ITL p99 ms": level.latency("itl_ms", "p99"),
         "e2e p50 ms": level.latency("e2e_ms", "p50"),
@@ -197,7 +210,7 @@ def _overview(level: LevelResult) -> dict[str, object]:
         "goodput": level.goodput and level.goodput.share,
         "tok/J": level.tokens_per_joule,
         "accepted drafts": level.acceptance,
-        "SLOs": ("missed" if any(each.missed for each in objectives) else "met") if objectives else None,
+        "level SLOs": ("missed" if any(each.missed for each in objectives) else "met") if objectives else None,
     }
 
 

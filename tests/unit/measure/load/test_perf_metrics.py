@@ -12,6 +12,7 @@ from trtllm_pipeline.base.errors import StageError, UsageError
 from trtllm_pipeline.measure.load import metrics
 from trtllm_pipeline.measure.load.objectives import Objectives, of_load, per_request
 from trtllm_pipeline.measure.load.requests import tokens_by_event
+from trtllm_pipeline.measure.load.result import LoadResult, levels_of
 from trtllm_pipeline.show.report.load_tables import overview, to_text
 from trtllm_pipeline.show.report.log_choice import measurements_of
 
@@ -124,7 +125,7 @@ def test_a_gap_without_a_token_is_added_to_the_next(tmp_path: Path) -> None:
     assert level["icl_ms"]["n"] == 2
 
 
-def test_warm_up_is_left_out_of_everything_but_the_windows(tmp_path: Path) -> None:
+def test_warm_up_is_left_out_of_everything_but_the_steady_window(tmp_path: Path) -> None:
     events = write(
         tmp_path / "e",
         request(0, [(10, " x"), (99, " y z")], phase="warmup", prompt="w", slot=0, concurrency=2),
@@ -139,7 +140,7 @@ def test_warm_up_is_left_out_of_everything_but_the_windows(tmp_path: Path) -> No
     # From the first measured sending until the first slot has no other request: eight are sent, two of them with 50 ms left.
     assert (steady["duration_s"], steady["waves"]) == (0.399, 4)
     assert (steady["output_tokens"], steady["requests"]) == (9, 8), "two tokens of the warm-up are in it"
-    assert (whole["duration_s"], whole["output_tokens"], whole["requests"]) == (0.449, 10, 9)
+    assert (whole["duration_s"], whole["output_tokens"], whole["requests"]) == (0.449, 8, 8)
     assert level["headline"] == {
         "window": "steady",
         "reason": "every repeat has a steady window of 3 waves of requests or more",
@@ -377,6 +378,35 @@ def test_an_open_loop_counts_from_the_schedule_too(tmp_path: Path) -> None:
     assert (finding["severity"], finding["concurrency"], finding["request_rate"]) == ("warning", None, 10.0)
 
 
+def test_limits_of_an_open_loop_count_the_wait_for_a_place(tmp_path: Path) -> None:
+    """Requests are due every 10 ms and get a place every 40 ms."""
+    held = (
+        due(10 * at, 40 * at, [(40 * at + 20, " a"), (40 * at + 30, " b")], held_ns=30 * at * MS) for at in range(10)
+    )
+    slos = of_load("ttft_p50=30ms,ttft_p99=30ms,e2e_p50=50ms,tpot_p50=30ms,ttft=30ms")
+    result = metrics.analyze(write(tmp_path / "e", *held), Words(), slos)
+    (level,) = result.levels
+    assert level.details is not None
+    assert [each.missed for each in level.details.objectives] == [
+        "ttft_p50 155 ms > 30 ms from the schedule",
+        "ttft_p99 290 ms > 30 ms from the schedule (the maximum: 10 requests, a p99 needs 100)",
+        "e2e_p50 165 ms > 50 ms from the schedule",
+        None,
+    ]
+    assert level.details.objectives[0].value == 155
+    words = "from the schedule, with the wait to be sent: TTFT p50 155.00 ms, p90 263.00 ms, e2e p50 165.00 ms, p90 273.00 ms"
+    assert f"\n10 requests/s {words}\n" in to_text(result)
+    for again in (LoadResult.read(json.loads(json.dumps(result.to_json()))).levels, levels_of([level.to_json()])):
+        assert [each.missed(slo) for each in again for slo in slos.of_level] == [
+            each.missed for each in level.details.objectives
+        ]
+        assert [each.schedule for each in again] == [level.schedule]
+    on_time = (due(100 * at, 100 * at, [(100 * at + 20, " a"), (100 * at + 40, " b")]) for at in range(10))
+    result = metrics.analyze(write(tmp_path / "f", *on_time), Words(), slos)
+    assert "objective missed" not in to_text(result)
+    assert "with the wait to be sent" not in to_text(result)
+
+
 @pytest.mark.parametrize(("lag_ms", "severity"), [(0.5, None), (2, "warning"), (60, "invalid")])
 def test_a_rate_that_was_not_kept_is_refused(tmp_path: Path, lag_ms: float, severity: str | None) -> None:
     sent = [(number * 100, number * 100 + lag_ms) for number in range(4)]
@@ -482,7 +512,7 @@ def test_the_log_of_a_load_run_is_followed_by_what_it_measured(tmp_path: Path) -
     assert row.split()[-1] == "0.00", "goodput"
 
 
-@pytest.mark.parametrize("width", [80, 100, 140])
+@pytest.mark.parametrize("width", [80, 100, 150])
 def test_tables_fit_the_terminal(tmp_path: Path, width: int) -> None:
     records = [request(1000 * at, [(1000 * at + 500, " a"), (1000 * at + 900, " b")]) for at in range(9)]
     result = metrics.analyze(write(tmp_path / "e", *records), Words(), of_load("ttft=300ms,tpot=40ms"))
@@ -490,9 +520,22 @@ def test_tables_fit_the_terminal(tmp_path: Path, width: int) -> None:
     assert max(map(len, lines)) <= width
     head = next(line for line in lines if line.startswith("load "))
     assert all(name in head for name in ("failed", "TTFT p50 ms", "TPOT p50 ms", "out tokens/s", "goodput"))
-    assert ("in tokens/s" in head) is (width == 140)
-    assert any(line.startswith("A wider terminal also shows in tokens/s") for line in lines) is (width < 140)
+    assert ("in tokens/s" in head) is (width == 150)
+    assert ("TTFT p99 ms" in head) is (width > 80)
+    assert any(line.startswith("A wider terminal also shows in tokens/s") for line in lines) is (width < 150)
     assert "A wider terminal" not in to_text(result), "a file has room"
+    without_goodput = to_text(metrics.analyze(tmp_path / "e", Words()), width)
+    assert "TTFT p99 ms" in next(line for line in without_goodput.splitlines() if line.startswith("load "))
+
+
+def test_goodput_and_limits_of_the_level_are_told_apart(tmp_path: Path) -> None:
+    """Every request misses its limit, and the level meets its own."""
+    result = metrics.analyze(
+        write(tmp_path / "e", request(0, [(10, " a")])), Words(), of_load("ttft=5ms,ttft_p50=20ms")
+    )
+    head, row = overview(result.levels).splitlines()
+    assert head.endswith("goodput  level SLOs")
+    assert row.split()[-2:] == ["0.00", "met"]
 
 
 def test_the_same_events_in_the_words_of_other_tools(tmp_path: Path) -> None:

@@ -137,13 +137,63 @@ def test_a_slot_may_take_five_percent_to_send_again_and_not_more() -> None:
     assert slow.waves == 1
 
 
-def test_warm_up_counts_while_it_is_beside_what_is_measured() -> None:
-    """Its tokens take the server's time as well: without them, the rate would be too low."""
+def test_warm_up_does_not_count_in_the_whole_window() -> None:
+    """A response that started before the window would count with the work before it."""
     warm = timed(0, 0, [10.0 * each for each in range(1, 101)], phase="warmup")
     measured = [timed(1, at, [at + 10 * each for each in range(1, 101)]) for at in (500, 1500)]
-    whole = windows([warm, *measured], 2)["whole"]
+    for name in ("whole", "active"):
+        window = windows([warm, *measured], 2)[name]
+        assert window is not None
+        assert (window.duration_s, window.input_tokens, window.output_tokens, window.requests) == (2.0, 2, 200, 2)
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize(("concurrency", "requests"), [(4, 8), (16, 32), (16, 48), (64, 192)])
+def test_the_whole_window_never_shows_more_than_the_server_can_do(
+    concurrency: int, requests: int, streamed: bool
+) -> None:
+    """The last warm-up responses end just after the first measured request was sent."""
+    engine = Engine(prefill_ms=0.0)
+    planned = level(concurrency, requests)
+    planned = replace(planned, measured=planned.measured[:requests])
+    most = engine.tokens_per_s(concurrency, 128)
+    result = windows(engine.run(planned, lambda number: 127 + number % 2, streamed=streamed), concurrency)
+    for window in (result["whole"], result["active"]):
+        assert window is not None
+        assert window.output_tokens_per_s <= most
+        assert window.requests_per_s <= most / 127
+        assert window.input_tokens_per_s is not None
+        assert window.input_tokens_per_s <= most / 127
+
+
+def test_the_whole_window_of_an_open_loop_counts_the_measured_requests() -> None:
+    """10 requests a second, a second each: warm-up responses that end in the window were sent before it."""
+    starts = [100.0 * number for number in range(20)]
+    phases = ["warmup"] * 10 + ["measured"] * 10
+    requests = [timed(0, at, [at + 1000], 100, phase=phase) for at, phase in zip(starts, phases, strict=True)]
+    whole = windows(requests, None)["whole"]
     assert whole is not None
-    assert (whole.duration_s, whole.output_tokens, whole.requests) == (2.0, 250, 3)
+    assert (whole.duration_s, whole.requests, whole.output_tokens) == (1.9, 10, 1000)
+
+
+def test_the_whole_window_holds_the_last_text_of_a_request_that_failed() -> None:
+    (good,) = one_after_another(1)
+    whole = windows([good, timed(0, 100, [120.0, 150.0], error="gone")], 1)["whole"]
+    assert whole is not None
+    assert (whole.duration_s, whole.requests) == (0.15, 1)
+
+
+@pytest.mark.parametrize("concurrency", [1, None])
+def test_the_steady_window_is_within_the_whole_one(concurrency: int | None) -> None:
+    """The last requests fail without a text."""
+    refused = [timed(0, at, [at + 90.0], error="gone") for at in (500.0, 600.0, 700.0)]
+    for each in refused:
+        each.record["events"] = []
+    result = windows([*one_after_another(5), *refused], concurrency)
+    whole, steady = result["whole"], result["steady"]
+    assert whole is not None
+    assert steady is not None
+    assert (whole.duration_s, steady.duration_s) == (0.5, 0.4)
 
 
 def test_tokens_after_the_last_text_arrive_with_it() -> None:

@@ -958,6 +958,38 @@ def test_a_load_run_that_failed_its_gate_has_no_figures(tmp_path: Path) -> None:
     assert cell_.unfit == "the measurement is not valid: 4 of 4 requests failed"
 
 
+def test_measurements_that_are_not_valid_cannot_be_compared(pipeline: Pipeline, tmp_path: Path) -> None:
+    finding = {"severity": "invalid", "check": "failures", "concurrency": 1, "message": "4 of 4 requests failed"}
+    perf = {"schema": 1, "valid": False, "levels": [{"concurrency": 1}], "findings": [finding]}
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(perf))
+    good = report(tmp_path / "good.json", level())
+    for one, other_ in (("a.json", "b.json"), (good, "b.json"), ("a.json", good)):
+        code, out, err = pipeline("compare", one, other_)
+        assert code == 1
+        assert "the measurement is not valid: 4 of 4 requests failed" in out
+        assert "error: nothing was compared: " in err
+        assert "have no valid measurement in common" in err
+        assert pipeline("compare", one, other_, "--fail-on", "e2e_p50:+5%")[0] == 1
+    assert pipeline("compare", good, good)[0] == 0
+
+
+def test_a_metric_that_one_side_lacks_has_a_column() -> None:
+    """A server without streaming has no TPOT, and no p99 of few requests."""
+    known = level()
+    unary = dataclasses.replace(known, latencies={"e2e_ms": {"n": 40, "p50": 100.0, "p99": None}}, repeats=())
+    for new, base in ((known, unary), (unary, known)):
+        compared = compare(Side("n", (cell("fp16", new),)), Side("b", (cell("fp16", base),)))
+        lines = writers.to_markdown(Judgement(compared, None)).splitlines()
+        place = next(index for index, line in enumerate(lines) if line.startswith("| cell @load"))
+        heads, values = ([each.strip() for each in lines[at].split("|")] for at in (place, place + 2))
+        columns = dict(zip(heads, values, strict=True))
+        assert columns["TPOT p50"] == "n/a"
+        assert columns["e2e p50"] not in {"", "n/a"}
+    compared = compare(Side("n", (cell("fp16", unary),)), Side("b", (cell("fp16", unary),)))
+    assert "TPOT" not in writers.to_markdown(Judgement(compared, None)), "neither side has it"
+
+
 @pytest.mark.parametrize("named", ["perf.json", "events.jsonl"])
 @pytest.mark.parametrize(
     ("part", "words"),

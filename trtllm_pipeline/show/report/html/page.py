@@ -313,6 +313,11 @@ def _levels_of(
     ]
 
 
+def _statistics(values: Mapping[str, float | None]) -> dict[str, Any]:
+    known = {key: _short(values[key]) for key in _STATISTICS if values.get(key) is not None}
+    return known if "p99" in known else {**known, "max": _short(values.get("max"))}
+
+
 def _level(level: LevelResult) -> dict[str, Any]:
     return {
         **({"concurrency": level.concurrency} if level.request_rate is None else {"rate": level.request_rate}),
@@ -323,18 +328,15 @@ def _level(level: LevelResult) -> dict[str, Any]:
         "req": _short(level.requests_per_s),
         "window": level.window,
         "repeats": [_short(rate) for one in level.repeats if (rate := one.output_tokens_per_s) is not None],
-        **{
-            name: {
-                **{key: _short(values[key]) for key in _STATISTICS if values.get(key) is not None},
-                **({} if values.get("p99") is not None else {"max": _short(values.get("max"))}),
-            }
-            for name, values in level.latencies.items()
-        },
+        **{name: _statistics(values) for name, values in level.latencies.items()},
         # Omitted if empty, so that 1000 cells take at most 1.6 MB. The page adds what follows from the others.
         **(
             {}
             if level.goodput is None
             else {"goodput": level.goodput.share, "good_out": _short(level.goodput.output_tokens_per_s)}
+        ),
+        **(
+            {"due": {name: _statistics(values) for name, values in due.items()}} if (due := level.from_schedule) else {}
         ),
         **({} if level.gpu_use is None else {"gpu": asdict(level.gpu_use), "joule": _short(level.tokens_per_joule)}),
         **({} if level.triton_use is None else {"triton": _triton(level.triton_use)}),

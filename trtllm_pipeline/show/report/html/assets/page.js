@@ -171,9 +171,10 @@
       point.share = 1; // the factor by which it misses the limit that it misses most
       const miss = (name, words, share) => { point.misses ??= name; point.missed.push(words); point.share = Math.max(point.share, share); };
       for (const [name, id] of Object.entries(LIMITS)) {
-        // With too few requests for a p99, their maximum counts.
-        const value = point.latency[name] ?? (at === "p99" ? level[name]?.max ?? null : null);
-        if (limit(id) !== null && !(value !== null && value <= limit(id))) miss(NAMES[name], value === null ? `${NAMES[name]}, which was not measured` : `${NAMES[name]} ${number(value)} ms > ${number(limit(id))} ms`, value === null ? Infinity : value / limit(id));
+        // In an open loop, the time from the schedule counts. With too few requests for a p99, their maximum counts.
+        const due = level.due?.[name], judged = due ?? level[name];
+        const value = judged?.[at] ?? (at === "p99" ? judged?.max ?? null : null);
+        if (limit(id) !== null && !(value !== null && value <= limit(id))) miss(NAMES[name], value === null ? `${NAMES[name]}, which was not measured` : `${NAMES[name]} ${number(value)} ms > ${number(limit(id))} ms${due ? " from the schedule" : ""}`, value === null ? Infinity : value / limit(id));
       }
       if (least !== null && !(point.score !== null && point.score >= least)) miss(metric, point.score === null ? `${metric}, which was not measured` : `${metric} ${point.score.toFixed(3)} < ${least}`, point.score ? least / point.score : Infinity);
       return point;
