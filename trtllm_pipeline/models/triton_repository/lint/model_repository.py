@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 _UNSET: Final = re.compile(
     r"""\bkey\s*:\s*["'](?P<key>\w+)["'][\s,;]*value\s*:?\s*\{\s*string_value\s*:\s*["']\$\{(?P<name>\w+)\}["']"""
 )
+PLATFORMS: Final = {
+    "tensorrt_plan": "tensorrt",
+    "onnxruntime_onnx": "onnxruntime",
+    "pytorch_libtorch": "pytorch",
+    "tensorflow_graphdef": "tensorflow",
+    "tensorflow_savedmodel": "tensorflow",
+}
+"""Platform of earlier configurations -> the backend that replaced it."""
 _VERSION: Final = re.compile(r"0|[1-9]\d*", re.ASCII)
 
 
@@ -73,6 +81,11 @@ class Model:
         if choice == "latest":
             return self.versions[-policy.latest.num_versions :] if policy.latest.num_versions else ()
         return tuple(path for path in self.versions if choice == "all" or int(path.name) in policy.specific.versions)
+
+    @property
+    def backend(self) -> str:
+        """The backend that it names, or that its platform stands for. Empty if it names none."""
+        return "" if self.config is None else self.config.backend or PLATFORMS.get(self.config.platform, "")
 
     @property
     def is_ensemble(self) -> bool:
