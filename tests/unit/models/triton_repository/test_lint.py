@@ -330,6 +330,11 @@ def test_triton_completes_the_configuration_of_some_models(tmp_path: Path) -> No
 SMALL = "max_batch_size: 4"
 
 
+def test_python_models_of_other_repositories_may_compute_on_gpus(tmp_path: Path) -> None:
+    config = f'{SMALL} backend: "python" instance_group {{ kind: KIND_GPU }}'
+    assert found(write_small(tmp_path, "resnet", config)) == []
+
+
 @pytest.mark.parametrize(
     ("config", "file", "wanted"),
     [

@@ -176,6 +176,11 @@ class ModelRepository:
         """The models that run a TensorRT-LLM engine."""
         yield from ((model, config) for model, config in self.parsed() if model.is_engine)
 
+    def of_an_llm(self) -> Iterator[tuple[Model, ModelConfig]]:
+        """The valid models of a repository that serves an LLM. Empty for other repositories."""
+        if any(model.is_engine or model.is_embedded or model.is_llmapi for model in self.models.values()):
+            yield from self.parsed()
+
     def embedded(self) -> Iterator[tuple[Model, ModelConfig]]:
         """The models that run an engine of the embedded toolchain."""
         yield from ((model, config) for model, config in self.parsed() if model.is_embedded)

@@ -152,10 +152,10 @@ def instance_count(model: Model, config: Any) -> Iterator[Violation]:
     "TRT213",
     "use KIND_CPU: tokenizers do not compute on GPUs, and an engine finds its GPUs itself",
     severity="warning",
-    each=ModelRepository.parsed,
+    each=ModelRepository.of_an_llm,
 )
 def gpu_instances(model: Model, config: Any) -> Iterator[Violation]:
-    """A Python model with KIND_GPU, which starts a process for each GPU."""
+    """A Python model with KIND_GPU in a repository that serves an LLM. It starts a process for each GPU."""
     if config.backend == "python" and any(group.kind == group.KIND_GPU for group in config.instance_group):
         yield model.at("kind", "a Python model has instances of KIND_GPU", value="KIND_GPU")
 
