@@ -197,7 +197,7 @@ def vllm_gpus(repository: ModelRepository) -> Iterator[Violation]:
         if config.backend == "vllm" and any(group.kind == group.KIND_GPU for group in config.instance_group):
             for file in _vllm_files_of(model):
                 size = file.settings.get(_VLLM_SIZES[0]) if isinstance(file.settings, dict) else None
-                if _is_number(size, whole=True) and float(size) > 1:
+                if size is not None and _is_number(size, whole=True) and float(size) > 1:
                     yield model.at("kind", f"KIND_GPU, but {_VLLM_SIZES[0]} is {size}", value="KIND_GPU")
 
 
