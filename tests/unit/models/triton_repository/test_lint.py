@@ -531,7 +531,8 @@ def test_ensembles_that_contain_themselves(tmp_path: Path, steps: dict[str, str]
         ("KIND_MODEL", '"tensor_parallel_size": 0', "TRT612"),
         ("KIND_MODEL", '"max_num_seqs": 1.5', "TRT612"),
         ("KIND_MODEL", '"gpu_memory_utilization": 1.5', "TRT612"),
-        ("KIND_MODEL", '"gpu_memory_utilization": 0', "TRT612"),
+        ("KIND_MODEL", '"gpu_memory_utilization": "much"', "TRT612"),
+        ("KIND_MODEL", '"gpu_memory_utilization": 0', None),
         ("KIND_MODEL", '"gpu_memory_utilization": 1', None),
     ],
 )

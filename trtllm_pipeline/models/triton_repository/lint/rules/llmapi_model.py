@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -173,21 +174,21 @@ def vllm_value(repository: ModelRepository) -> Iterator[Violation]:
     """A size or memory fraction in model.json that vLLM cannot use."""
     for file in _vllm_files(repository):
         settings = file.settings if isinstance(file.settings, dict) else {}
-        for name in _VLLM_SIZES:
-            if settings.get(name) is not None and not _is_number(settings[name], whole=True):
-                yield file.at(name, f"{name} is {settings[name]!r}; expected a whole number of at least 1")
-        share = settings.get(_VLLM_SHARE)
-        if share is not None and not (_is_number(share) and float(share) <= 1):
-            yield file.at(_VLLM_SHARE, f"{_VLLM_SHARE} is {share!r}; expected above 0, at most 1")
+        for name in (*_VLLM_SIZES, _VLLM_SHARE):
+            value = settings.get(name)
+            number = _number(value)
+            good = 0 <= number <= 1 if name == _VLLM_SHARE else number >= 1 and number.is_integer()
+            if value is not None and not good:
+                expected = "a number from 0 to 1" if name == _VLLM_SHARE else "a whole number of at least 1"
+                yield file.at(name, f"{name} is {value!r}; expected {expected}")
 
 
-def _is_number(value: object, *, whole: bool = False) -> bool:
-    """True for a positive number, also as text."""
+def _number(value: object) -> float:
+    """A number, also one written as text, which vLLM accepts. NaN for anything else."""
     try:
-        number = float(str(value))
+        return float(str(value))
     except ValueError:
-        return False
-    return number > 0 and (number.is_integer() or not whole)
+        return math.nan
 
 
 @rule("TRT613", "use KIND_MODEL with count 1: vLLM then finds its GPUs itself")
@@ -197,7 +198,7 @@ def vllm_gpus(repository: ModelRepository) -> Iterator[Violation]:
         if config.backend == "vllm" and any(group.kind == group.KIND_GPU for group in config.instance_group):
             for file in _vllm_files_of(model):
                 size = file.settings.get(_VLLM_SIZES[0]) if isinstance(file.settings, dict) else None
-                if size is not None and _is_number(size, whole=True) and float(size) > 1:
+                if _number(size) > 1:
                     yield model.at("kind", f"KIND_GPU, but {_VLLM_SIZES[0]} is {size}", value="KIND_GPU")
 
 
