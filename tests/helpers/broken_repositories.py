@@ -37,6 +37,10 @@ class Case:
         assert old in text
         path.write_text(text.replace(old, new, count))
 
+    def append(self, model: str, text: str) -> None:
+        path = self.repository / model / "config.pbtxt"
+        path.write_text(f"{path.read_text()}\n{text}\n")
+
     def config(self, model: str, change: Callable[[Any], object]) -> None:
         path = self.repository / model / "config.pbtxt"
         config = model_config.read(path)
@@ -297,6 +301,20 @@ BROKEN: dict[str, Callable[[Case], object]] = {
         "tensorrt_llm_bls", lambda config: tensor(config, "input", "text_input").ClearField("dims")
     ),
     "TRT219": lambda case: case.text("tensorrt_llm_bls", "kind: KIND_CPU", "kind: KIND_CPU gpus: 0"),
+    "TRT220": lambda case: case.text(
+        "postprocessing", "dynamic_batching {", "dynamic_batching { priority_levels: 2 default_priority_level: 3"
+    ),
+    "TRT221": lambda case: case.append(
+        "tensorrt_llm_bls", "sequence_batching { direct { minimum_slot_utilization: 2 } }"
+    ),
+    "TRT222": lambda case: case.append(
+        "tensorrt_llm_bls",
+        'sequence_batching { control_input { name: "start" control { kind: CONTROL_SEQUENCE_START } } }',
+    ),
+    "TRT223": lambda case: case.config(
+        "tensorrt_llm_bls", lambda config: tensor(config, "input", "text_input").reshape.shape.append(2)
+    ),
+    "TRT224": lambda case: case.text("tensorrt_llm_bls", 'backend: "python"', 'platform: "python"'),
     "TRT301": lambda case: case.text("ensemble", 'platform: "ensemble"\n', ""),
     "TRT302": lambda case: case.config("ensemble", unknown_step),
     "TRT303": lambda case: case.config("ensemble", renamed_in_map),

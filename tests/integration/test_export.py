@@ -158,7 +158,8 @@ def test_what_cannot_be_exported_is_refused_in_words(workspace: Path, tmp_path: 
     shutil.rmtree(workspace / "store" / "build")
     said = refused()
     assert "is not verified: build is missing, which its repository was built from" in said
-    assert "pipeline run --matrix" in said
+    assert "try: pipeline run --matrix" in said
+    assert " --until build " in said
 
 
 def test_the_next_commands_are_said(built: Path, tmp_path: Path) -> None:

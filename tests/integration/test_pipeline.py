@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import sqlite3
@@ -151,6 +152,22 @@ def test_a_moved_workspace_says_what_to_do_and_keeps_all_but_its_repositories(tm
         name for name in before if name.startswith("repository/")
     }
     wait_until_gone(new)
+
+
+def test_a_missing_repository_is_told_with_the_command_that_writes_it(done: Path, tmp_path: Path) -> None:
+    """A run does not write it if only finished measurements would read it."""
+    copied = tmp_path / "w"
+    shutil.copytree(done / ".pipeline", copied)
+    shutil.rmtree(copied / "store" / "repository")
+    asked = ("--matrix", TINY, "--cells", "tiny/fp16", "--workspace", str(copied))
+    assert "1 up to date" in pipeline("run", *asked, cwd=tmp_path)
+    process = start("serve", "start", "tiny/fp16", "--workspace", str(copied), cwd=tmp_path)
+    said = process.communicate(timeout=300)[1]
+    assert "is not built in" in said
+    command = shlex.split(said.partition("try: pipeline ")[2])
+    assert " --until repository " in said
+    pipeline(*command, cwd=tmp_path)
+    assert len([*copied.glob("store/repository/*/out/ensemble/config.pbtxt")]) == 1
 
 
 def listing(store: Path) -> dict[str, tuple[int, int]]:

@@ -126,7 +126,7 @@ def test_all_of_it_can_be_looked_at_and_nothing_changes(folder: Path) -> None:
         code, _, err = pipeline(folder, *words, looking=True)
         assert code == 2, words
         assert "is read-only" in err
-        assert "in a copy of it" in err
+        assert "in a copy (cp -r) without its store/repository" in err
     code, _, err = pipeline(folder, "report", "--format", "html", looking=True)
     assert (code, "--output FILE" in err) == (2, True), err
     assert everything(folder / "ws") == before

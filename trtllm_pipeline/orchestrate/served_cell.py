@@ -125,28 +125,32 @@ def served_cell(request: Request, store: Store) -> ServedCell:
     present = store.present({run.fingerprint: run.stage.name for run in runs if run.stage.scope is not Scope.SERVICE})
     artifacts = {run.stage.name: present[run.fingerprint] for run in runs if run.fingerprint in present}
     launch = next(run for run in runs if run.stage.scope is Scope.SERVICE)
-    needed = [plan.stage_runs[run] for run in launch.inputs.values()]
-    if missing := [run.stage.name for run in needed if run.fingerprint not in present]:
-        only = replace(request, cells=(cell.id,))
+    only = replace(request, cells=(cell.id,))
+    needed = {*launch.inputs.values()}
+    if missing := [run.stage.name for run in runs if run.id in needed and run.fingerprint not in present]:
         raise UsageError(
-            f"{cell.id} is not built in {store.workspace}: {missing[0]} is missing", hint=run_command(only, store)
+            f"{cell.id} is not built in {store.workspace}: {missing[0]} is missing",
+            hint=run_command(only, store, until=missing[-1]),
         )
     drafter = launch.inputs.get(toolchains.DRAFTER)
     of_drafter = None if drafter is None else present[plan.stage_runs[drafter].fingerprint]
     if "download" not in artifacts and "model" not in launch.inputs:
         raise UsageError(
             f"{cell.id}: no artifact with its tokenizer is left in {store.workspace}",
-            hint=run_command(replace(request, cells=(cell.id,)), store),
+            hint=run_command(only, store, until="download"),
         )
     return ServedCell(cell, plan, launch, artifacts, request, of_drafter)
 
 
-def run_command(request: Request, store: Store) -> str:
-    """The command line for the request."""
+def run_command(request: Request, store: Store, *, until: str | None = None) -> str:
+    """The command line that runs the request's cells, up to the stage `until`. A run creates the artifact of its last
+    stage, but not one that only finished stages would read.
+    """
     words = ["pipeline", "run", "--matrix", str(request.matrix)]
     words += [word for value in request.sets for word in ("--set", value)]
     words += [word for value in request.cells for word in ("--cells", value)]
     words += [] if request.toolchain is None else ["--toolchain", request.toolchain]
     words += [] if request.executor is None else ["--executor", request.executor]
     words += [] if request.ray_address is None else ["--ray-address", request.ray_address]
+    words += [] if until is None else ["--until", until]
     return shlex.join([*words, "--workspace", str(store.workspace)])

@@ -49,7 +49,10 @@ def _way_on(repository: Path) -> str:
     of_stage = next((each for each in repository.parents if (each.parent.name, each.name) == (_STORE, _STAGE)), None)
     if of_stage is None:
         return "write it again with `pipeline stage repository`, from the current directory of the engine or model"
-    return f"rm -r {shlex.quote(str(of_stage))}, then run again: this writes the repositories again and keeps everything else"
+    return (
+        f"rm -r {shlex.quote(str(of_stage))}, then repeat `pipeline run` with --until {_STAGE}: "
+        "this writes the repositories again and keeps everything else"
+    )
 
 
 def _settings(repository: Path) -> Iterator[str]:

@@ -115,8 +115,9 @@ class Store:
         if self.unwritable is not None:
             raise StateError(
                 f"{self.workspace} is read-only: no permission to write {self.unwritable}",
-                hint="work in a copy of it (cp -r), or in another --workspace; status, report, logs, plan, explain, "
-                "compare, recommend, export and store verify do not write into it",
+                hint="work in another --workspace, or in a copy (cp -r) without its store/repository: repositories refer to "
+                "files of this one, and `pipeline run` with --until repository writes them again; status, report, logs, "
+                "plan, explain, compare, recommend, export and store verify do not write into it",
             )
 
     def _manifests(self) -> Iterator[tuple[Manifest, int]]:

@@ -190,13 +190,15 @@ def check(served: served_cell.ServedCell, store: Store, policy: provenance.Polic
     problem = result.unfit if result.failed_stage is not None else None
     run = next(run for run in _runs(served) if run.stage.name == "repository")
     made_of = [served.plan.stage_runs[each].stage.name for each in run.inputs.values()]
-    if missing := [stage for stage in made_of if stage not in served.artifacts]:
-        problem = f"{missing[0]} is missing, which its repository was built from"
+    missing = next((stage for stage in made_of if stage not in served.artifacts), None)
+    if missing is not None:
+        problem = f"{missing} is missing, which its repository was built from"
     if problem is None and "smoke" not in served.artifacts:
         problem = "its server was never tested (smoke)"
     if problem is not None:
         raise UsageError(
-            f"{served.cell.id} is not verified: {problem}", hint=served_cell.run_command(served.request, store)
+            f"{served.cell.id} is not verified: {problem}",
+            hint=served_cell.run_command(served.request, store, until=missing),
         )
     for artifact in served.all_artifacts.values():
         for finding in manifest.inspect(artifact.folder, contents=True):

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import uvicorn
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.types import ASGIApp
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trtllm_pipeline.base import UsageError, allow_open_files, write_json
+from trtllm_pipeline.serve.gateway.api_error import ApiError
 from trtllm_pipeline.serve.gateway.gateway_config import GATEWAY_FILE, SCHEMA, GatewayConfig
 from trtllm_pipeline.serve.gateway.http_protocol import GatewayProtocol
 from trtllm_pipeline.serve.gateway.openai_app import GatewayApp
@@ -145,7 +147,22 @@ def _for_trusted_hosts(gateway: ASGIApp, config: GatewayConfig) -> ASGIApp:
     for name in allowed:
         if name != "*" and "*" in name.removeprefix("*."):
             raise UsageError(f"--allowed-hosts {name}: expected a host name, *.DOMAIN or *")
-    return TrustedHostMiddleware(gateway, [*_LOOPBACK, own, *allowed], www_redirect=False)
+    if "*" in allowed:
+        return gateway
+    names = {*_LOOPBACK, own.lower(), *allowed}
+    domains = tuple(name.removeprefix("*") for name in allowed if name.startswith("*."))
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            host = _PORT.sub("", Headers(scope=scope).get("host", "")).lower()
+            if host not in names and not (domains and host.endswith(domains)):
+                words = f"the header Host is {host[:200]!r}, which is not a name of this gateway: --allowed-hosts adds names"
+                error = ApiError(400, words, code="invalid_host")
+                await Response(error.body, error.status, media_type="application/json")(scope, receive, send)
+                return
+        await gateway(scope, receive, send)
+
+    return checked
 
 
 def _listen(host: str, port: int) -> socket.socket:

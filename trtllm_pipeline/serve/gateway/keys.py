@@ -16,8 +16,14 @@ _LOG: Final = logging.getLogger(__name__)
 
 def read_keys(path: Path) -> list[str]:
     """The keys in a file, without empty lines and lines that start with #. Raises MatrixError or UsageError."""
+    hint = "write one on each line: openssl rand -hex 24"
     lines = [line.strip() for line in user_files.read_text(path, limit=1 << 20).splitlines()]
-    return [line for line in lines if line and not line.startswith("#")]
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys:
+        raise UsageError(f"{path} has no key", hint=hint)
+    if any(len(key) < _SHORTEST for key in keys):
+        raise UsageError(f"{path} has a key of fewer than {_SHORTEST} characters", hint=hint)
+    return keys
 
 
 class Keys:
@@ -43,12 +49,7 @@ class Keys:
             _LOG.error("the API keys stay as they were: %s", error.message)
 
     def _read(self) -> list[bytes]:
-        path, keys = self._path, read_keys(self._path)
-        if not keys:
-            raise UsageError(f"{path} has no key", hint="write one on each line: openssl rand -hex 24")
-        if any(len(key) < _SHORTEST for key in keys):
-            raise UsageError(f"{path} has a key of fewer than {_SHORTEST} characters")
-        return [_digest(key.encode()) for key in keys]
+        return [_digest(key.encode()) for key in read_keys(self._path)]
 
     def accept(self, authorization: bytes) -> bool:
         """True if a header field `Authorization: Bearer KEY` has one of the keys."""

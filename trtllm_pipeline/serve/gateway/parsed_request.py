@@ -191,7 +191,9 @@ def parse_body(body: bytes) -> dict[str, Any]:
     try:
         value = user_files.decode(body)
     except user_files.JsonError as error:
-        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
+        raise ApiError(
+            400, f"the body is not JSON: {str(error).removeprefix('not JSON: ')}", code="invalid_json"
+        ) from None
     if not isinstance(value, dict):
         raise ApiError(400, "the body is not a JSON object", code="invalid_json")
     return value
@@ -264,7 +266,7 @@ def _chat(body: Mapping[str, Any]) -> dict[str, Any]:
     if messages is None:
         raise bad("messages", "you must provide a messages parameter", code="missing_required_parameter")
     if not isinstance(messages, list) or not messages:
-        raise wrong("messages", "a list of messages, at least one", messages)
+        raise wrong("messages", "a list of one or more messages", messages)
     if len(messages) > MOST_MESSAGES:
         raise bad("messages", f"messages has {len(messages)} items; the limit is {MOST_MESSAGES}")
     for number, message in enumerate(messages):
@@ -414,7 +416,9 @@ def _shown(value: object) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, (list, dict)):
-        return f"{'a list' if isinstance(value, list) else 'an object'}{'' if value else ' that is empty'}"
+        if not value:
+            return "an empty list" if isinstance(value, list) else "an empty object"
+        return "a list" if isinstance(value, list) else "an object"
     if isinstance(value, int) and abs(value) > 2**128:
         return "a number with many digits"
     text = json.dumps(value, ensure_ascii=False)

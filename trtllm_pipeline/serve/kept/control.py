@@ -31,6 +31,7 @@ from trtllm_pipeline.base import (
 from trtllm_pipeline.orchestrate import LOG, GatewayParams, Job, Store, claims, read_job
 from trtllm_pipeline.serve.gateway import require_packages
 from trtllm_pipeline.serve.gateway.gateway_config import AUTO, GATEWAY_FILE, GatewayConfig, OfferedModel
+from trtllm_pipeline.serve.gateway.keys import read_keys
 from trtllm_pipeline.serve.kept import servers, signed
 from trtllm_pipeline.serve.kept.prometheus_setup import write_targets
 from trtllm_pipeline.serve.kept.serve_target import ServeTarget, require_text, write_repository
@@ -102,13 +103,15 @@ def find(workspace: Path, name: str) -> KeptServer:
 def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
     """Start a server and its keeper; does not wait until it is ready.
 
-    Raises UsageError for a name that is invalid or in use, for a gateway without its packages, or for a gateway before
-    a server that accepts images; StateError if the workspace cannot be written, or `store prune` has removed its inputs
+    Raises UsageError for a name that is invalid or in use, for a gateway without its packages or with invalid keys, or
+    for a gateway before a server that accepts images; MatrixError for keys that cannot be read; StateError if the workspace cannot be written, or `store prune` has removed its inputs
     or removes them now; StageError if its repository cannot be written.
     """
     if wish.gateway:
         require_packages()
         require_text(target.inputs)
+        if wish.api_keys_file is not None:
+            read_keys(wish.api_keys_file)  # the gateway would only find a fault after the server has started
     name = check_name(wish.name or target.name)
     folder = servers.folder_of(workspace, name)
     try:
@@ -447,6 +450,8 @@ def _startable(server: KeptServer) -> KeptRecord:
         )
     if server.record.gateway:
         require_packages()
+        if (keys := servers.api_keys_file(server.folder)) is not None:
+            read_keys(keys)
     _check_inputs_exist(server.name, read_job(server.folder / JOB).inputs.values(), shlex.join(server.record.command))
     return server.record
 

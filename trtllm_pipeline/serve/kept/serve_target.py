@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 _EMBEDDED_WEIGHTS: Final = "model.gguf"
 _EXPECTED: Final = (
-    f"a directory with a Triton repository ({model_names.ENSEMBLE}/config.pbtxt), the output of the repository stage for "
-    "trtllm-serve (serve.json), or an engine (config.json)"
+    f"a directory with a Triton repository of an LLM ({model_names.ENSEMBLE}/config.pbtxt), the output of the repository "
+    "stage for trtllm-serve (serve.json), or an engine (config.json)"
 )
 
 
@@ -141,7 +141,13 @@ def of_folder(folder: Path, model_folder: Path | None, machine: Machine) -> Serv
         return _of_repository(folder, model_folder, machine)
     if (folder / "config.json").is_file():
         return _of_engine(folder, model_folder, machine)
-    raise UsageError(f"{folder} cannot be served", hint=f"name a cell, or {_EXPECTED}")
+    models = sorted(path.parent.name for path in folder.glob(f"*/{model_config.FILE_NAME}"))
+    why = (
+        f"no model is named {model_names.ENSEMBLE} or {model_names.ENGINE_MODEL}; its models are {', '.join(models)}"
+        if models
+        else "it contains no repository, serve.json or engine"
+    )
+    raise UsageError(f"{folder} cannot be served: {why}", hint=f"name a cell, or {_EXPECTED}")
 
 
 def _of_serve_file(folder: Path, model_folder: Path | None, machine: Machine) -> ServeTarget:

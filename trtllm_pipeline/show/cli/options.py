@@ -217,7 +217,11 @@ GatewayPort = Annotated[
 ]
 ApiKeys = Annotated[
     str | None,
-    option("--api-keys", "FILE", "File with one API key per line. Requests need one of them (default: no keys)."),
+    option(
+        "--api-keys",
+        "FILE",
+        "File with one API key of at least 8 characters per line. Requests need one of them (default: no keys).",
+    ),
 ]
 Url = Annotated[str, option("-u --url", "URL", "Server address: HOST:PORT or http(s)://...")]
 Model = Annotated[str, option("--model", "NAME", "Model name.")]
@@ -377,7 +381,10 @@ def request_or_latest(
     if matrix is not None:
         return request(matrix, cells, sets, until, toolchain, assume)
     if store is None:
-        raise UsageError("--matrix FILE is missing", hint="create a matrix with pipeline matrix init")
+        raise UsageError(
+            "no matrix given, and the workspace has no run whose matrix could be used",
+            hint="--matrix FILE names one; create a matrix with pipeline matrix init",
+        )
     from trtllm_pipeline.orchestrate import Request, served_cell
 
     latest = served_cell.latest_request(store)

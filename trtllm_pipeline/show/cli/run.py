@@ -130,7 +130,8 @@ vars(resume)["__signature__"] = options.without(run, "resume")
 
 @options.grouped
 def plan(
-    matrix: options.Matrix,
+    ctx: typer.Context,
+    matrix: options.MatrixOrLatest = None,
     cells: options.Cells = None,
     sets: options.Sets = None,
     until: options.Until = None,
@@ -154,7 +155,7 @@ def plan(
 ) -> int:
     """Show what run would do: shared stages, stages to run and why, expected times, and resources.
 
-    With --compare, shows what changes on another machine or release: cells, stages, command lines.
+    Without a matrix, options change the workspace's latest run. With --compare, shows what changes on another machine or release: cells, stages, command lines.
 
     examples:
       pipeline plan matrices/quickstart.yaml
@@ -163,8 +164,8 @@ def plan(
       pipeline plan my.yaml --assume here,tensorrt_llm==1.3.0 --compare here
       pipeline plan matrices/llama2.yaml --assume tensorrt_llm==1.0.0,sm=89,gpus=2,gpu_memory_gib=12 --fit
     """
-    request = pulling.of(options.request(matrix, cells, sets, until, toolchain, assume))
     store = options.store_at(workspace)
+    request = pulling.of(options.request_or_latest(ctx, store, matrix, cells, sets, until, toolchain, assume))
     if fit:
         if compare is not None:
             raise UsageError("--fit and --compare cannot be combined", hint="run two commands")

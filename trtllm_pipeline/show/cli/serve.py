@@ -51,7 +51,7 @@ def _start(
         str,
         options.argument(
             "CELL",
-            "Cell id, pattern or part of an id, or an engine or repository directory.",
+            "Cell id, pattern or part of an id, or the directory of an engine or of an LLM's Triton repository.",
             complete=completion.cells,
         ),
     ],

@@ -210,6 +210,8 @@ def rm(
 ) -> None:
     """Remove the artifacts of cells, of stages or of a run. The next run that needs one creates it again.
 
+    A run does not need an artifact if all stages that read it are finished. Then run with --until and its stage.
+
     Artifacts shared with other cells stay, unless they are named by id or stage. So do artifacts protected by store keep
     or used by a managed server, with all of their inputs. With --run alone, artifacts of other runs stay, and the run
     itself is removed. A name together with --run selects from the artifacts of that run.

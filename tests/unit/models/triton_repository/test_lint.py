@@ -34,7 +34,7 @@ from trtllm_pipeline.tensorrt.embedded import repository as embedded
 from trtllm_pipeline.tensorrt.embedded.params import RepositoryEmbedded
 
 BY_RELEASE = {"TRT407", "TRT606", "TRT611"}
-OF_VLLM = {"TRT608", "TRT609"}
+OF_VLLM = {"TRT608", "TRT609", "TRT612", "TRT613"}
 
 
 @pytest.fixture(scope="module")
@@ -318,8 +318,106 @@ def test_triton_completes_the_configuration_of_some_models(tmp_path: Path) -> No
     assert found(tmp_path) == []
     write_small(tmp_path, "vllm_model", VLLM, files={"model.json": '{"model": "a/b"}'})
     assert found(tmp_path) == []
-    (tmp_path / "notes" / "1").mkdir(parents=True)
+    code = tmp_path / "notes" / "1" / "model.py"
+    code.parent.mkdir(parents=True)
     assert found(tmp_path) == [("TRT102", "has no config.pbtxt")]
+    code.write_text("class TritonPythonModel:\n    pass\n")
+    assert found(tmp_path) == [("TRT102", "has no config.pbtxt")]
+    code.write_text("class TritonPythonModel:\n    @staticmethod\n    def auto_complete_config(config): ...\n")
+    assert found(tmp_path) == []
+
+
+SMALL = "max_batch_size: 4"
+
+
+def test_python_models_of_other_repositories_may_compute_on_gpus(tmp_path: Path) -> None:
+    config = f'{SMALL} backend: "python" instance_group {{ kind: KIND_GPU }}'
+    assert found(write_small(tmp_path, "resnet", config)) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "file", "wanted"),
+    [
+        ('platform: "onnxruntime_onnx"', "yolo.onnx", "model.onnx, which the onnxruntime backend loads"),
+        ('platform: "onnxruntime_onnx"', "model.onnx", None),
+        ('platform: "onnxruntime_onnx" default_model_filename: "yolo.onnx"', "yolo.onnx", None),
+        ('platform: "onnxruntime_onnx" cc_model_filenames { key: "8.0" value: "a.onnx" }', "a.onnx", None),
+        ('backend: "python" cc_model_filenames { key: "8.0" value: "a.py" }', "a.py", "model.py, which the python"),
+        ('platform: "tensorrt_plan"', "model.engine", "model.plan, which the tensorrt backend loads"),
+        ('platform: "pytorch_libtorch"', "resnet.pt", "model.pt, which the pytorch backend loads"),
+        ('platform: "tensorflow_savedmodel"', "saved_model.pb", "model.savedmodel, which the tensorflow backend loads"),
+        ('platform: "tensorflow_graphdef" backend: "tensorflow"', "model.graphdef", None),
+        ('backend: "tensorflow"', "model.savedmodel", None),
+        ('backend: "pytorch"', "model.py", "model.pt, which the pytorch backend loads"),
+        ('backend: "pytorch" runtime: "model.py"', "model.py", None),
+        ('backend: "something_else"', "weights", None),
+    ],
+)
+def test_files_that_backends_load(tmp_path: Path, config: str, file: str, wanted: str | None) -> None:
+    findings = found(write_small(tmp_path, "small", f"{SMALL} {config}", files={file: ""}))
+    assert [rule for rule, _ in findings] == ([] if wanted is None else ["TRT105"])
+    assert all(message.startswith(f"has no {wanted}") for _, message in findings)
+
+
+START = "kind: CONTROL_SEQUENCE_START"
+CORRID = "kind: CONTROL_SEQUENCE_CORRID"
+
+
+@pytest.mark.parametrize(
+    ("config", "rule"),
+    [
+        ("dynamic_batching { priority_levels: 2 }", "TRT220"),
+        ("dynamic_batching { priority_levels: 2 default_priority_level: 3 }", "TRT220"),
+        ("dynamic_batching { priority_levels: 2 default_priority_level: 1 preserve_ordering: true }", "TRT220"),
+        ("dynamic_batching { priority_levels: 2 default_priority_level: 1 }", None),
+        ("dynamic_batching { priority_levels: 1 default_priority_level: 1 preserve_ordering: true }", None),
+        ("dynamic_batching { default_priority_level: 1 }", None),
+        ("sequence_batching { direct { minimum_slot_utilization: -0.5 } }", "TRT221"),
+        ("sequence_batching { direct { minimum_slot_utilization: 1 } }", None),
+        ("sequence_batching { direct { minimum_slot_utilization: 0 } }", None),
+        (f"{START} int32_false_true: [ 0 ]", "TRT222"),
+        (f"{START} int32_false_true: [ 0, 1 ] fp32_false_true: [ 0, 1 ]", "TRT222"),
+        (f"{START} bool_false_true: [ false, true ]", None),
+        (f"{START} int32_false_true: [ 0, 1 ] }} control {{ {START} int32_false_true: [ 0, 1 ]", "TRT222"),
+        (CORRID, "TRT222"),
+        (f"{CORRID} data_type: TYPE_FP32", "TRT222"),
+        (f"{CORRID} data_type: TYPE_UINT64 int32_false_true: [ 0, 1 ]", "TRT222"),
+        (f"{CORRID} data_type: TYPE_STRING", None),
+        ("sequence_batching { control_input { name: 'a' } }", None),
+        ('platform: "onnx"', "TRT224"),
+    ],
+)
+def test_what_triton_refuses_and_takes(tmp_path: Path, config: str, rule: str | None) -> None:
+    """As Triton 2.51 does."""
+    if config.startswith("kind:"):
+        config = f'sequence_batching {{ control_input {{ name: "a" control {{ {config} }} }} }}'
+    backend = "" if "platform" in config else 'backend: "python"'
+    findings = found(write_small(tmp_path, "small", f"{SMALL} {backend} {config}"))
+    assert [each for each, _ in findings] == ([] if rule is None else [rule])
+
+
+@pytest.mark.parametrize(
+    ("dims", "shape", "batched", "good"),
+    [
+        ("4", "3", True, False),
+        ("4", "2, 2", True, True),
+        ("4", "-1", True, False),
+        ("4", "0", True, False),
+        ("4", "", True, False),
+        ("1", "", True, True),
+        ("1", "", False, False),
+        ("-1", "-1, 1", True, True),
+        ("-1, 2", "-1", True, False),
+        ("-1, 2, -1", "-1, 2, -1", True, True),
+        ("2, -1, 2, -1", "2, -1, -1, 2", True, False),
+    ],
+)
+@pytest.mark.parametrize("kind", ["input", "output"])
+def test_reshapes(tmp_path: Path, kind: str, dims: str, shape: str, batched: bool, good: bool) -> None:
+    """As Triton 2.51 refuses and takes them."""
+    reshaped = f'{kind} {{ name: "a" data_type: TYPE_FP32 dims: [ {dims} ] reshape {{ shape: [ {shape} ] }} }}'
+    text = f'backend: "python" max_batch_size: {4 * batched} {reshaped}'
+    assert [each for each, _ in found(write_small(tmp_path, "small", text))] == ([] if good else ["TRT223"])
 
 
 @pytest.mark.parametrize(
@@ -419,6 +517,29 @@ def test_ensembles_that_contain_themselves(tmp_path: Path, steps: dict[str, str]
     write_policy(tmp_path, "m", "", ("1",))
     write_ensembles(tmp_path, steps)
     assert found(tmp_path) == [("TRT317", f"contains itself: {way}") for way in ways]
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "rule"),
+    [
+        ("KIND_GPU", '"tensor_parallel_size": 2', "TRT613"),
+        ("KIND_GPU", '"tensor_parallel_size": 1', None),
+        ("KIND_MODEL", '"tensor_parallel_size": 2', None),
+        ("KIND_MODEL", '"tensor_parallel_size": "2", "gpu_memory_utilization": "0.5"', None),
+        ("KIND_MODEL", '"tensor_parallel_size": null, "gpu_memory_utilization": null', None),
+        ("KIND_MODEL", '"tensor_parallel_size": "two"', "TRT612"),
+        ("KIND_MODEL", '"tensor_parallel_size": 0', "TRT612"),
+        ("KIND_MODEL", '"max_num_seqs": 1.5', "TRT612"),
+        ("KIND_MODEL", '"gpu_memory_utilization": 1.5', "TRT612"),
+        ("KIND_MODEL", '"gpu_memory_utilization": "much"', "TRT612"),
+        ("KIND_MODEL", '"gpu_memory_utilization": 0', None),
+        ("KIND_MODEL", '"gpu_memory_utilization": 1', None),
+    ],
+)
+def test_values_of_model_json(tmp_path: Path, kind: str, settings: str, rule: str | None) -> None:
+    config = VLLM.replace("KIND_MODEL", kind)
+    findings = found(write_small(tmp_path, "v", config, files={"model.json": f'{{"model": "a/b", {settings}}}'}))
+    assert [each for each, _ in findings] == ([] if rule is None else [rule])
 
 
 def test_vllm_needs_its_model_json(tmp_path: Path) -> None:

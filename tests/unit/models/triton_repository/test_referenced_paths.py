@@ -84,7 +84,8 @@ def test_a_moved_workspace_is_refused_with_what_to_do(
         serve(work)
     assert f"refers to {old / ENGINE}, which does not exist" in error.value.message
     assert error.value.failure is FailureClass.USER
-    assert f"rm -r {new / 'store' / 'repository'}, then run again" in str(error.value.hint)
+    hint = f"rm -r {new / 'store' / 'repository'}, then repeat `pipeline run` with --until repository"
+    assert hint in str(error.value.hint)
 
 
 @pytest.mark.parametrize("write", [write_triton, write_llmapi, write_serve])

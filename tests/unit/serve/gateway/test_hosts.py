@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,13 @@ from trtllm_pipeline.serve.gateway.gateway_server import _for_trusted_hosts
 
 
 def status(name: str, *allowed: str, **config: Any) -> int:
-    """Status of a request addressed to `name`."""
+    """Status of the response to a request addressed to `name`."""
+    code: int = responded(name, *allowed, **config)[0]["status"]
+    return code
+
+
+def responded(name: str, *allowed: str, **config: Any) -> list[Any]:
+    """The messages of the response."""
     model = OfferedModel(name="m", url="http://127.0.0.1:9")
     checked = _for_trusted_hosts(
         Response("ok"), GatewayConfig(models=(model,), params=GatewayParams(allowed_hosts=allowed), **config)
@@ -31,7 +38,7 @@ def status(name: str, *allowed: str, **config: Any) -> int:
         raise AssertionError("nothing is read")
 
     asyncio.run(checked(scope, receive, send))
-    return sent[0]["status"]
+    return sent
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:9000", "127.0.0.1:1", "[::1]", "[::1]:9000"])
@@ -55,9 +62,21 @@ def test_other_names_are_refused(host: str) -> None:
     assert status(host) == 400
 
 
+def test_a_refusal_is_an_error_of_the_api_that_names_the_option() -> None:
+    start, body = responded("evil.example:80")
+    assert (b"content-type", b"application/json") in start["headers"]
+    error = json.loads(body["body"])["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_host")
+    assert error["message"] == (
+        "the header Host is 'evil.example', which is not a name of this gateway: --allowed-hosts adds names"
+    )
+
+
 def test_more_names_can_be_allowed() -> None:
     assert status("models.example:9000", "Models.Example:9000") == 200
     assert status("a.models.example", "*.models.example") == 200
+    assert status("models.example", "*.models.example") == 400
+    assert status("other.example", "*") == 200
     assert status("other.example", "Models.Example") == 400
     for pattern in ("a*b", "*a", "a.*"):
         with pytest.raises(UsageError, match="--allowed-hosts"):

@@ -81,6 +81,7 @@ def test_fields_that_clients_of_other_servers_send() -> None:
     ("change", "param", "said"),
     [
         ({"messages": None}, "messages", "you must provide"),
+        ({"messages": []}, "messages", "messages is an empty list; expected a list of one or more messages"),
         ({"messages": [1]}, "messages[0]", "an object with role and content"),
         ({"temperature": True}, "temperature", "temperature is true; expected a number from 0 to 2"),
         ({"temperature": float("nan")}, "temperature", "temperature is nan"),
@@ -146,3 +147,4 @@ def test_bodies_that_are_no_request(body: bytes) -> None:
     with pytest.raises(ApiError) as caught:
         parse_body(body)
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+    assert caught.value.message.count("JSON") <= 1

@@ -444,13 +444,39 @@ def test_without_the_packages_of_the_gateway_nothing_is_begun_or_stopped(
     assert look(folder).state.alive
 
 
+def test_with_invalid_keys_nothing_is_begun_or_stopped(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("short\n", encoding="utf-8")
+    workspace = tmp_path / "w"
+    what: Any = SimpleNamespace(inputs={})
+    with pytest.raises(UsageError, match="has a key of fewer than 8 characters") as found:
+        control.start(what, control.Wish(name="one", gateway=True, api_keys_file=keys), workspace)
+    assert "openssl rand -hex 24" in str(found.value.hint)
+    assert not workspace.exists()
+    folder = folder_of(workspace, "one")
+    folder.mkdir(parents=True)
+    (folder / "gateway-config.json").write_text(json.dumps({"api_keys_file": str(keys)}), encoding="utf-8")
+    record(gateway=True, state=State.READY, keeper=Keeper.here()).write(folder)
+    with pytest.raises(UsageError, match="has a key of fewer than 8 characters"):
+        control.restart(look(folder))
+    assert look(folder).state.alive
+
+
 @pytest.mark.parametrize("content", [None, "README.md", "config.pbtxt"])
 def test_a_folder_that_cannot_be_served_is_told_with_what_can(tmp_path: Path, content: str | None) -> None:
     if content:
         (tmp_path / content).touch()
     with pytest.raises(UsageError, match="cannot be served") as found:
         of_folder(tmp_path, None, Machine(2, "cpu"))
-    assert "a Triton repository" in str(found.value.hint)
+    assert "a Triton repository of an LLM (ensemble/config.pbtxt)" in str(found.value.hint)
+
+
+def test_a_repository_of_other_models_is_told_with_its_models(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.pbtxt").touch()
+    with pytest.raises(UsageError, match="no model is named ensemble or tensorrt_llm; its models are a, b"):
+        of_folder(tmp_path, None, Machine(2, "cpu"))
 
 
 @pytest.mark.parametrize("config", ["{}", "[]", "", '{"build_config": {"max_batch_size": 4}}'])

@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 _UNSET: Final = re.compile(
     r"""\bkey\s*:\s*["'](?P<key>\w+)["'][\s,;]*value\s*:?\s*\{\s*string_value\s*:\s*["']\$\{(?P<name>\w+)\}["']"""
 )
+PLATFORMS: Final = {
+    "tensorrt_plan": "tensorrt",
+    "onnxruntime_onnx": "onnxruntime",
+    "pytorch_libtorch": "pytorch",
+    "tensorflow_graphdef": "tensorflow",
+    "tensorflow_savedmodel": "tensorflow",
+}
+"""Platform of earlier configurations -> the backend that replaced it."""
 _VERSION: Final = re.compile(r"0|[1-9]\d*", re.ASCII)
 
 
@@ -73,6 +81,11 @@ class Model:
         if choice == "latest":
             return self.versions[-policy.latest.num_versions :] if policy.latest.num_versions else ()
         return tuple(path for path in self.versions if choice == "all" or int(path.name) in policy.specific.versions)
+
+    @property
+    def backend(self) -> str:
+        """The backend that it names, or that its platform stands for. Empty if it names none."""
+        return "" if self.config is None else self.config.backend or PLATFORMS.get(self.config.platform, "")
 
     @property
     def is_ensemble(self) -> bool:
@@ -162,6 +175,11 @@ class ModelRepository:
     def engines(self) -> Iterator[tuple[Model, ModelConfig]]:
         """The models that run a TensorRT-LLM engine."""
         yield from ((model, config) for model, config in self.parsed() if model.is_engine)
+
+    def of_an_llm(self) -> Iterator[tuple[Model, ModelConfig]]:
+        """The valid models of a repository that serves an LLM. Empty for other repositories."""
+        if any(model.is_engine or model.is_embedded or model.is_llmapi for model in self.models.values()):
+            yield from self.parsed()
 
     def embedded(self) -> Iterator[tuple[Model, ModelConfig]]:
         """The models that run an engine of the embedded toolchain."""

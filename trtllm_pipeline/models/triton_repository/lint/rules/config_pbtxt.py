@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from trtllm_pipeline.models.triton_repository.lint.model_repository import Model, ModelRepository, Violation
+from trtllm_pipeline.models.triton_repository.lint.model_repository import PLATFORMS, Model, ModelRepository, Violation
 from trtllm_pipeline.models.triton_repository.lint.rule import rule
 from trtllm_pipeline.models.triton_repository.lint.rules.parameters import TAKEN_FOR_UNSET
-from trtllm_pipeline.models.triton_repository.model_config import FaultKind
+from trtllm_pipeline.models.triton_repository.model_config import FaultKind, data_type_name
 
 LONG_QUEUE_DELAY_US: Final = 1_000_000
 """One second. Longer delays are almost always milliseconds written as microseconds."""
-_PLATFORMS: Final = {
-    "tensorrt_plan": "tensorrt",
-    "onnxruntime_onnx": "onnxruntime",
-    "pytorch_libtorch": "pytorch",
-    "tensorflow_graphdef": "tensorflow",
-    "tensorflow_savedmodel": "tensorflow",
-}
-"""Platforms that may accompany the backend that replaced them."""
+_FALSE_TRUE: Final = ("int32_false_true", "fp32_false_true", "bool_false_true")
+"""The fields for the values of a control input."""
+_CORRID_TYPES: Final = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
+"""Data types of sequence ids."""
 
 
 def _faults(repository: ModelRepository, kind: FaultKind) -> Iterator[Violation]:
@@ -116,7 +112,7 @@ def no_backend(model: Model, config: Any) -> Iterator[Violation]:
 @rule("TRT209", "remove the platform: the backend wins", severity="warning", each=ModelRepository.parsed)
 def backend_and_platform(model: Model, config: Any) -> Iterator[Violation]:
     """A backend and a platform that contradict each other."""
-    if config.backend and config.platform and _PLATFORMS.get(config.platform) != config.backend:
+    if config.backend and config.platform and PLATFORMS.get(config.platform) != config.backend:
         yield model.at("platform", f"platform {config.platform!r} and backend {config.backend!r}")
 
 
@@ -156,10 +152,10 @@ def instance_count(model: Model, config: Any) -> Iterator[Violation]:
     "TRT213",
     "use KIND_CPU: tokenizers do not compute on GPUs, and an engine finds its GPUs itself",
     severity="warning",
-    each=ModelRepository.parsed,
+    each=ModelRepository.of_an_llm,
 )
 def gpu_instances(model: Model, config: Any) -> Iterator[Violation]:
-    """A Python model with KIND_GPU, which starts a process for each GPU."""
+    """A Python model with KIND_GPU in a repository that serves an LLM. It starts a process for each GPU."""
     if config.backend == "python" and any(group.kind == group.KIND_GPU for group in config.instance_group):
         yield model.at("kind", "a Python model has instances of KIND_GPU", value="KIND_GPU")
 
@@ -228,3 +224,95 @@ def cpu_with_gpus(model: Model, config: Any) -> Iterator[Violation]:
         kind = group.Kind.Name(group.kind)
         if group.gpus and kind in {"KIND_CPU", "KIND_MODEL"}:
             yield model.at("gpus", f"an instance group of {kind} names GPUs {', '.join(map(str, group.gpus))}")
+
+
+@rule(
+    "TRT220",
+    "Triton rejects it: set default_priority_level to a level from 1 on; with preserve_ordering, one level is allowed",
+    each=ModelRepository.parsed,
+)
+def priority_levels(model: Model, config: Any) -> Iterator[Violation]:
+    """Priority levels without a valid default level, or several of them with preserve_ordering."""
+    batching = config.dynamic_batching
+    levels, default = batching.priority_levels, batching.default_priority_level
+    if levels and not 1 <= default <= levels:
+        yield model.at("priority_levels", f"default_priority_level is {default}; expected 1 to {levels}")
+    elif levels > 1 and batching.preserve_ordering:
+        yield model.at("priority_levels", f"{levels} priority levels with preserve_ordering")
+
+
+@rule("TRT221", "Triton rejects it: use a share such as 0.5, or leave it out", each=ModelRepository.parsed)
+def slot_utilization(model: Model, config: Any) -> Iterator[Violation]:
+    """A minimum_slot_utilization that is not between 0 and 1."""
+    share = config.sequence_batching.direct.minimum_slot_utilization
+    if not 0 <= share <= 1:
+        yield model.at("minimum_slot_utilization", f"minimum_slot_utilization is {share:g}; expected 0 to 1")
+
+
+@rule(
+    "TRT222",
+    "Triton rejects it: START, END and READY need exactly one of int32_false_true, fp32_false_true and bool_false_true, "
+    "with two values; CORRID needs a data_type instead, of an integer or TYPE_STRING",
+    each=ModelRepository.parsed,
+)
+def sequence_control(model: Model, config: Any) -> Iterator[Violation]:
+    """A control input of a sequence batcher without valid values or a name, or two of the same kind."""
+    seen: set[str] = set()
+    for tensor in config.sequence_batching.control_input:
+        for control in tensor.control:
+            kind = control.Kind.Name(control.kind)
+            fault = _control_fault(control, kind) if tensor.name else "its tensor has no name"
+            fault = fault or ("there are two" if kind in seen else None)
+            seen.add(kind)
+            if fault is not None:
+                yield model.at("control_input", f"{kind}: {fault}")
+
+
+def _control_fault(control: Any, kind: str) -> str | None:
+    given = {name: len(values) for name in _FALSE_TRUE if (values := getattr(control, name))}
+    if kind == "CONTROL_SEQUENCE_CORRID":
+        if given:
+            return f"has {' and '.join(given)}"
+        return None if data_type_name(control.data_type) in _CORRID_TYPES else "has no valid data_type"
+    if len(given) != 1:
+        return f"has {' and '.join(given) or 'none of ' + ', '.join(_FALSE_TRUE)}"
+    ((name, count),) = given.items()
+    return None if count == 2 else f"{name} has {count} values; expected 2"
+
+
+@rule(
+    "TRT223",
+    "Triton rejects it: give dims and reshape the same number of elements, before, between and after dimensions of -1",
+    each=ModelRepository.parsed,
+)
+def reshape(model: Model, config: Any) -> Iterator[Violation]:
+    """A tensor whose reshape has other elements than its dims, or is empty in a model without a batch dimension."""
+    for tensor in (*config.input, *config.output):
+        if not tensor.HasField("reshape") or any(size < 1 and size != -1 for size in tensor.dims):
+            continue
+        sizes = [*tensor.reshape.shape]
+        wrong = any(size < 1 and size != -1 for size in sizes) or (not sizes and config.max_batch_size == 0)
+        if wrong or _elements(tensor.dims) != _elements(sizes):
+            yield model.at("reshape", f"tensor {tensor.name} has dims {[*tensor.dims]} and reshape {sizes}")
+
+
+def _elements(sizes: Sequence[int]) -> list[int]:
+    """Elements before the first dimension of any size, between each two of them, and after the last."""
+    counts = [1]
+    for size in sizes:
+        if size == -1:
+            counts.append(1)
+        else:
+            counts[-1] *= size
+    return counts
+
+
+@rule(
+    "TRT224",
+    'Triton rejects it: name the backend instead, as in backend: "onnxruntime"',
+    each=ModelRepository.parsed,
+)
+def unknown_platform(model: Model, config: Any) -> Iterator[Violation]:
+    """A platform that does not exist, without a backend."""
+    if config.platform and not model.backend and not model.is_ensemble:
+        yield model.at("platform", f"platform {config.platform!r} is unknown, and there is no backend")

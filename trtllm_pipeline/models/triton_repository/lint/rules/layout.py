@@ -10,10 +10,16 @@ from trtllm_pipeline.models.triton_repository.lint.rule import rule
 
 _FILES: Final = {"python": "model.py", "onnxruntime": "model.onnx", "tensorrt": "model.plan", "pytorch": "model.pt"}
 """File that each backend loads unless `default_model_filename` names another."""
+_TENSORFLOW_FILES: Final = {"tensorflow_graphdef": "model.graphdef", "tensorflow_savedmodel": "model.savedmodel"}
+"""The same for the tensorflow backend, by platform."""
 _FIXED_FILES: Final = {"vllm": "model.json"}
 """File that a backend loads whatever `default_model_filename` is."""
+_PYTHON_RUNTIME: Final = "model.py"
+"""The `runtime` of the pytorch backend for models in Python, which need no TorchScript file."""
 _COMPLETED: Final = ("model.onnx", "model.plan", "model.graphdef", "model.savedmodel", "model.xml")
 """Files of models whose configuration Triton can complete, so that they need none."""
+_COMPLETES: Final = "auto_complete_config"
+"""The function of a Python model that completes its own configuration."""
 
 
 @rule("TRT101", "name the directory that holds the model directories")
@@ -33,8 +39,9 @@ def config_missing(repository: ModelRepository) -> Iterator[Violation]:
 
 def _without_config(model: Model) -> bool:
     """True for a model that lacks a config.pbtxt which it needs."""
-    completed = (path for name in _COMPLETED for path in model.folder.glob(f"*/{name}"))
-    return model.text is None and next(completed, None) is None
+    if model.text is not None or _COMPLETES in model.code:
+        return False
+    return not any(path for name in _COMPLETED for path in model.folder.glob(f"*/{name}"))
 
 
 @rule("TRT103", "give the directory and `name` the same name, or leave `name` out", each=ModelRepository.parsed)
@@ -56,10 +63,20 @@ def no_version(repository: ModelRepository) -> Iterator[Violation]:
 @rule("TRT105", "add the file, or name another one in `default_model_filename`", each=ModelRepository.parsed)
 def model_file_missing(model: Model, config: Any) -> Iterator[Violation]:
     """A version without the file that its backend loads."""
-    wanted = _FIXED_FILES.get(config.backend) or config.default_model_filename or _FILES.get(config.backend)
+    backend = model.backend
+    wanted = _FIXED_FILES.get(backend) or config.default_model_filename or _usual_file(backend, config)
+    of_gpus = () if backend == "python" else config.cc_model_filenames.values()
     for version in model.served:
-        if wanted and not (version / wanted).exists():
-            yield Violation(version, f"has no {wanted}, which the {config.backend} backend loads")
+        if wanted and not any((version / name).exists() for name in (wanted, *of_gpus)):
+            yield Violation(version, f"has no {wanted}, which the {backend} backend loads")
+
+
+def _usual_file(backend: str, config: Any) -> str | None:
+    if backend == "tensorflow":
+        return _TENSORFLOW_FILES.get(config.platform)
+    if backend == "pytorch" and config.runtime == _PYTHON_RUNTIME:
+        return _FILES["python"]
+    return _FILES.get(backend)
 
 
 @rule(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any, Final
 
 from trtllm_pipeline.base import user_files
 from trtllm_pipeline.models.triton_repository.lint.known_names import advice, known_names, nearest
-from trtllm_pipeline.models.triton_repository.lint.model_repository import ModelRepository, Violation
+from trtllm_pipeline.models.triton_repository.lint.model_repository import Model, ModelRepository, Violation
 from trtllm_pipeline.models.triton_repository.lint.rule import rule
 
 FILE_NAME: Final = "model.yaml"
@@ -24,6 +25,9 @@ _SIZES: Final = (
     *("tensor_parallel_size", "pipeline_parallel_size", "moe_expert_parallel_size"),
     *("max_batch_size", "max_num_tokens", "max_seq_len"),
 )
+
+_VLLM_SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size", "max_num_seqs")
+_VLLM_SHARE: Final = "gpu_memory_utilization"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +59,13 @@ def _files(repository: ModelRepository) -> Iterator[SettingsFile]:
 def _vllm_files(repository: ModelRepository) -> Iterator[SettingsFile]:
     """The existing model.json files. TRT105 reports missing ones."""
     for model, config in repository.parsed():
-        paths = [version / VLLM_FILE_NAME for version in model.served if config.backend == "vllm"]
-        yield from (_read(path, json.loads) for path in paths if path.is_file())
+        if config.backend == "vllm":
+            yield from _vllm_files_of(model)
+
+
+def _vllm_files_of(model: Model) -> Iterator[SettingsFile]:
+    paths = (version / VLLM_FILE_NAME for version in model.served)
+    return (_read(path, json.loads) for path in paths if path.is_file())
 
 
 def _read(path: Path, decode: Callable[[bytes], Any]) -> SettingsFile:
@@ -158,6 +167,39 @@ def vllm_key(repository: ModelRepository) -> Iterator[Violation]:
     for file in _vllm_files(repository):
         if isinstance(file.settings, dict):
             yield from _unknown(file, file.settings, known_names().vllm, known_names().instead["vllm"])
+
+
+@rule("TRT612", "correct the value, or remove the key: vLLM stops at it when the model is loaded")
+def vllm_value(repository: ModelRepository) -> Iterator[Violation]:
+    """A size or memory fraction in model.json that vLLM cannot use."""
+    for file in _vllm_files(repository):
+        settings = file.settings if isinstance(file.settings, dict) else {}
+        for name in (*_VLLM_SIZES, _VLLM_SHARE):
+            value = settings.get(name)
+            number = _number(value)
+            good = 0 <= number <= 1 if name == _VLLM_SHARE else number >= 1 and number.is_integer()
+            if value is not None and not good:
+                expected = "a number from 0 to 1" if name == _VLLM_SHARE else "a whole number of at least 1"
+                yield file.at(name, f"{name} is {value!r}; expected {expected}")
+
+
+def _number(value: object) -> float:
+    """A number, also one written as text, which vLLM accepts. NaN for anything else."""
+    try:
+        return float(str(value))
+    except ValueError:
+        return math.nan
+
+
+@rule("TRT613", "use KIND_MODEL with count 1: vLLM then finds its GPUs itself")
+def vllm_gpus(repository: ModelRepository) -> Iterator[Violation]:
+    """A vLLM model of several GPUs in instances of KIND_GPU, which are for one GPU."""
+    for model, config in repository.parsed():
+        if config.backend == "vllm" and any(group.kind == group.KIND_GPU for group in config.instance_group):
+            for file in _vllm_files_of(model):
+                size = file.settings.get(_VLLM_SIZES[0]) if isinstance(file.settings, dict) else None
+                if _number(size) > 1:
+                    yield model.at("kind", f"KIND_GPU, but {_VLLM_SIZES[0]} is {size}", value="KIND_GPU")
 
 
 @rule(
