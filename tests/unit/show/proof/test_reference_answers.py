@@ -214,7 +214,7 @@ def test_every_precision_has_a_limit_that_wrong_answers_exceed(precision: str) -
         (None, "there is no such file"),
         ("", "the file contains no answers"),
         ('{"id": "a"', "answers.jsonl:1:"),
-        ("[1]", "answers.jsonl:1: expected an object"),
+        ("[1]", "answers.jsonl: row 1: expected an object"),
         ('{"id": "a", "input": "b"}', "answers.jsonl:1: answer: expected a text"),
         ('{"id": "a", "input": 1, "answer": "b"}', "answers.jsonl:1: input: expected a text"),
     ],
