@@ -453,7 +453,7 @@ def _check_questions(path: str, _changed_ns: int, metrics: tuple[str, ...], scor
 
 PERF = Stage(
     name="perf",
-    version=5,
+    version=6,
     summary="measure the latency and throughput of a running server",
     program="trtllm_pipeline.tensorrt.stage.perf:run",
     shared=True,
