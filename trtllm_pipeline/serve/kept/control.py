@@ -104,8 +104,9 @@ def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
     """Start a server and its keeper; does not wait until it is ready.
 
     Raises UsageError for a name that is invalid or in use, for a gateway without its packages or with invalid keys, or
-    for a gateway before a server that accepts images; MatrixError for keys that cannot be read; StateError if the workspace cannot be written, or `store prune` has removed its inputs
-    or removes them now; StageError if its repository cannot be written.
+    for a gateway before a server that accepts images; MatrixError for keys that cannot be read; StateError if the
+    workspace cannot be written, or `store prune` has removed its inputs or removes them now; StageError if its
+    repository cannot be written.
     """
     if wish.gateway:
         require_packages()
