@@ -19,6 +19,7 @@ from tests.helpers.scripted_server import Respond, Script, config, running
 from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.measure.load.metrics import analyze
+from trtllm_pipeline.measure.load.requests import read_run
 from trtllm_pipeline.show.cli.app import main
 from trtllm_pipeline.tensorrt.stage import accuracy, perf, score, smoke
 from trtllm_pipeline.tensorrt.stage.base import StageContext
@@ -332,9 +333,12 @@ def test_perf_goes_by_counts_that_differ_from_encoding_again(start: Start) -> No
     assert {finding["severity"] for finding in written["findings"] if finding["check"] == "token_count"} == {"warning"}
     lengths = [level["output_tokens_per_request"] for level in written["levels"]]
     assert {(each["min"], each["max"]) for each in lengths} == {(7, 7)}
-    counts = [level["itl_ms"]["n"] for level in written["levels"]]
-    assert all(count > 0 and count % 5 == 0 for count in counts), (
-        "five of each answer whose text did not arrive at once"
+    levels = read_run(work.out / "events.jsonl", None).levels
+    streamed = [[request.streamed for request in level.answered] for level in levels]
+    assert [len(each) for each in streamed] == [8, 20]
+    expected = [5 * sum(each) for each in streamed]
+    assert [level["itl_ms"]["n"] for level in written["levels"]] == expected, (
+        "five of each answer that did not come at once"
     )
 
 

@@ -102,15 +102,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
     mean any of them. Case does not count.
     """
     names = sorted({*known} - {name})  # a refused name is not a suggestion
-    plain = name.lower()
-    longer = [each for each in names if plain and each.startswith(plain) and not each[len(name) :][:1].isalpha()]
-    longer = longer or [each for each in names if plain in each.split("_")]
+    plain, lowered = name.lower(), {each.lower(): each for each in names}
+    longer = [
+        each for low, each in lowered.items() if plain and low.startswith(plain) and not low[len(plain) :][:1].isalpha()
+    ]
+    longer = longer or [each for low, each in lowered.items() if plain in low.split("_")]
     if len(longer) > 1:
         shown = longer[:_MOST_SHOWN]
         return f"; did you mean one of {', '.join(shown)}{', ...' if shown != longer else ''}?"
-    close = difflib.get_close_matches(plain, names, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(plain, lowered, n=1, cutoff=0.6)
     if close:
-        return f"; did you mean {close[0]!r}?"
+        return f"; did you mean {lowered[close[0]]!r}?"
     return f"; known are {', '.join(names)}" if 0 < len(names) <= 20 else ""
 
 

@@ -51,12 +51,12 @@ if TYPE_CHECKING:
     from trtllm_pipeline.orchestrate.matrix.validate import LoadedMatrix
 
 MAX_CELLS: Final = 100_000
-OF_TENSORRT_LLM: Final = frozenset({"tensorrt_llm", "tensorrt_llm_pytorch"})
+ENGINES: Final = "tensorrt_llm"
+"""The toolchain that builds engines."""
+OF_TENSORRT_LLM: Final = frozenset({ENGINES, "tensorrt_llm_pytorch"})
 """Toolchains that belong to a TensorRT-LLM release."""
 _ANY_GPU: Final = ""
 """The type of GPU if the matrix has no such axis."""
-ENGINES: Final = "tensorrt_llm"
-"""The one of these that builds engines."""
 EMBEDDED: Final = "embedded"
 """The toolchain that uses no GPU."""
 

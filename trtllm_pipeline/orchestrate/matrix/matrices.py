@@ -31,17 +31,17 @@ def find_matrix(named: str) -> Path:
     if "/" in named or path.suffix in SUFFIXES or path.exists():
         return path
     known = list_matrices()
-    if named not in known and named in list_recipes(Path()):
+    if named in known:
+        return known[named]
+    if named in list_recipes(Path()):
         raise UsageError(
             f"{named!r} is a model, not a matrix",
             hint=f"write a matrix with pipeline matrix init, and `model: [{named}]` under its axes",
         )
-    if named not in known:
-        raise UsageError(
-            f"there is no matrix {named!r}{nearest(named, known)}",
-            hint="give a file, or a name from pipeline matrix list",
-        )
-    return known[named]
+    raise UsageError(
+        f"there is no matrix {named!r}{nearest(named, known)}",
+        hint="give a file, or a name from pipeline matrix list",
+    )
 
 
 def summary(path: Path) -> str:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final
 
 from trtllm_pipeline.base import USUAL_NUM_TOKENS, Cell, Json, Machine, layout_name
+from trtllm_pipeline.orchestrate.matrix.expand import OF_TENSORRT_LLM
 from trtllm_pipeline.tensorrt import catalog, companions, vision
 
 _MOST_FRACTION: Final = 0.95
@@ -20,8 +21,6 @@ _LEAST_FRACTION: Final = 0.4
 _ROWS: Final = 512
 _LEAST_ROWS: Final = 16
 _LEAST_TOKENS: Final = 512
-_OF_TENSORRT_LLM: Final = frozenset({catalog.ENGINES, catalog.PYTORCH})
-"""The toolchains that read settings of a forward pass and of the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,7 @@ def _tokens(cell: Cell) -> Iterator[Reduction]:
     """Tokens of a forward pass, at least one prompt. Prompts of several requests are processed one after another."""
     tokens = cell.settings["build"].get("max_num_tokens")
     # Other servers do not read it, and drafting has its own limits.
-    if cell.toolchain in _OF_TENSORRT_LLM and companions.speculation(cell) is None:
+    if cell.toolchain in OF_TENSORRT_LLM and companions.speculation(cell) is None:
         for fewer in _halves(tokens if isinstance(tokens, int) else USUAL_NUM_TOKENS, max(cell.isl, _LEAST_TOKENS)):
             yield _setting("build", "max_num_tokens", fewer)
 
@@ -120,7 +119,7 @@ def _layouts(cell: Cell, machine: Machine) -> Iterator[Reduction]:
 
 
 def _shares(cell: Cell, machine: Machine) -> Iterator[Reduction]:
-    if cell.toolchain not in _OF_TENSORRT_LLM:
+    if cell.toolchain not in OF_TENSORRT_LLM:
         return  # they do not read the setting
     if companions.DRAFT in cell.companions and cell.toolchain == catalog.ENGINES:
         return  # the caches of both engines share the memory

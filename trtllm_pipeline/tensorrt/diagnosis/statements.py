@@ -173,14 +173,7 @@ def statements(lines: Sequence[str], noise: Container[int] = ()) -> list[Stateme
             each = _of_help(each, parsed)
         ruled = line.body.startswith("--------------------")
         if each is not None and (each.grade is Grade.BARE or not _announces(line, heads)):
-            each = replace(each, last=max(each.last, _end(parsed, line.index, inside)))
-            if code := [*_code_above(parsed, line)] if _compiled("exception").match(line.body) else []:
-                raised_at = tuple(range(each.index, each.last + 1))
-                each = replace(each, first=code[-1], raised=raised_at, until=each.last)
-            below_it = parsed[each.index + 1 : each.index + 3]
-            if "validation error" in each.text and any(after.indent > line.indent for after in below_it):
-                each = replace(each, text=" ".join([each.text, *(after.body.strip() for after in below_it)]))
-            collected.append(each)
+            collected.append(_with_neighbors(each, line, parsed, inside))
     collected = sorted(collected, key=lambda each: each.index)
     first = next((place for place, each in enumerate(collected) if each.grade is not Grade.WARNED), None)
     raised = first is not None and any(each.raised for each in collected[first:])
@@ -188,6 +181,19 @@ def statements(lines: Sequence[str], noise: Container[int] = ()) -> list[Stateme
         # The next program of the script fails because of it.
         collected[first] = replace(collected[first], grade=Grade.OWN)
     return _led_up(collected, parsed)
+
+
+def _with_neighbors(each: Statement, line: _Line, lines: Sequence[_Line], inside: set[int]) -> Statement:
+    """A statement of a line with the lines around it that belong to it: indented ones below, the code above an exception, and
+    the details of a validation error.
+    """
+    each = replace(each, last=max(each.last, _end(lines, line.index, inside)))
+    if code := [*_code_above(lines, line)] if _compiled("exception").match(line.body) else []:
+        each = replace(each, first=code[-1], raised=tuple(range(each.index, each.last + 1)), until=each.last)
+    below = lines[each.index + 1 : each.index + 3]
+    if "validation error" in each.text and any(after.indent > line.indent for after in below):
+        each = replace(each, text=" ".join([each.text, *(after.body.strip() for after in below)]))
+    return each
 
 
 def _led_up(collected: list[Statement], lines: Sequence[_Line]) -> list[Statement]:

@@ -163,6 +163,7 @@ def test_names() -> None:
     assert nearest("qwen", ["qwen2", "qwen3", "llama"]) == "; did you mean one of qwen2, qwen3?"
     assert nearest("awq", ["int4_awq", "fp16", "w4a8_awq"]) == "; did you mean one of int4_awq, w4a8_awq?"
     assert nearest("BF16", ["bf16", "fp16"]) == "; did you mean 'bf16'?"
+    assert nearest("mymodle", ["MyModel", "other"]) == "; did you mean 'MyModel'?"
     assert nearest("q", [f"q{number}" for number in range(9)]).endswith("q6, q7, ...?")
     assert nearest("zzz", ["b", "a"]) == "; known are a, b"
     assert nearest("zzz", map(str, range(100))) == ""

@@ -288,12 +288,16 @@ def _control_fault(control: Any, kind: str) -> str | None:
 def reshape(model: Model, config: Any) -> Iterator[Violation]:
     """A tensor whose reshape has other elements than its dims, or is empty in a model without a batch dimension."""
     for tensor in (*config.input, *config.output):
-        if not tensor.HasField("reshape") or any(size < 1 and size != -1 for size in tensor.dims):
+        if not tensor.HasField("reshape") or not _valid(tensor.dims):
             continue
         sizes = [*tensor.reshape.shape]
-        wrong = any(size < 1 and size != -1 for size in sizes) or (not sizes and config.max_batch_size == 0)
+        wrong = not _valid(sizes) or (not sizes and config.max_batch_size == 0)
         if wrong or _elements(tensor.dims) != _elements(sizes):
             yield model.at("reshape", f"tensor {tensor.name} has dims {[*tensor.dims]} and reshape {sizes}")
+
+
+def _valid(sizes: Sequence[int]) -> bool:
+    return all(size > 0 or size == -1 for size in sizes)
 
 
 def _elements(sizes: Sequence[int]) -> list[int]:
