@@ -33,7 +33,7 @@ from trtllm_pipeline.show.report.record import StageAttempt
 pytest.importorskip("vl_convert", reason="the plots come from vl-convert-python")
 
 READY = "document.documentElement?.dataset.ready !== undefined && !document.querySelector('.plot:empty:not([hidden] *):not([hidden])')"
-LIMITS_BYTES = {2: 600_000, 40: 700_000, 1000: 1_620_000}
+LIMITS_BYTES = {2: 600_000, 40: 700_000, 1000: 1_600_000}
 
 
 @pytest.fixture(scope="module")

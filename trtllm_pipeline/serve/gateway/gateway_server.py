@@ -17,8 +17,9 @@ from typing import Any, Final
 import uvicorn
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trtllm_pipeline.base import UsageError, allow_open_files, write_json
 from trtllm_pipeline.serve.gateway.api_error import ApiError
@@ -31,6 +32,8 @@ _BACKLOG: Final = 2048
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 _PORT: Final = re.compile(r":\d+$")
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s@*?#]+")
+_TRUSTED: Final = "trusted_host"
+"""Marks a request whose Host header is a name of the gateway."""
 Announce = Callable[[Mapping[str, Any]], None]
 
 
@@ -147,20 +150,24 @@ def _for_trusted_hosts(gateway: ASGIApp, config: GatewayConfig) -> ASGIApp:
     for name in allowed:
         if name != "*" and "*" in name.removeprefix("*."):
             raise UsageError(f"--allowed-hosts {name}: expected a host name, *.DOMAIN or *")
-    if "*" in allowed:
-        return gateway
-    names = {*_LOOPBACK, own.lower(), *allowed}
-    domains = tuple(name.removeprefix("*") for name in allowed if name.startswith("*."))
+
+    async def mark(scope: Scope, _receive: Receive, _send: Send) -> None:
+        scope[_TRUSTED] = True
+
+    async def ignore(_message: Message) -> None:
+        """Its refusal is plain text."""
+
+    check = TrustedHostMiddleware(mark, [*_LOOPBACK, own, *allowed], www_redirect=False)
 
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            host = _PORT.sub("", Headers(scope=scope).get("host", "")).lower()
-            if host not in names and not (domains and host.endswith(domains)):
-                words = f"the header Host is {host[:200]!r}, which is not a name of this gateway: --allowed-hosts adds names"
-                error = ApiError(400, words, code="invalid_host")
-                await Response(error.body, error.status, media_type="application/json")(scope, receive, send)
-                return
-        await gateway(scope, receive, send)
+        await check(scope, receive, ignore)
+        if scope.pop(_TRUSTED, False):
+            await gateway(scope, receive, send)
+            return
+        host = _PORT.sub("", Headers(scope=scope).get("host", "")).lower()[:200]
+        words = f"the header Host is {host!r}, which is not a name of this gateway: --allowed-hosts adds names"
+        error = ApiError(400, words, code="invalid_host")
+        await Response(error.body, error.status, media_type="application/json")(scope, receive, send)
 
     return checked
 
