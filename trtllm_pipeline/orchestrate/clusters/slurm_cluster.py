@@ -43,6 +43,7 @@ class _Entry(NamedTuple):
 
     ticket: str
     state: str
+    reason: str
     comment: str
 
 
@@ -117,13 +118,13 @@ class SlurmCluster:
             return {}
         self._asked_s = now
         try:
-            states = {entry.ticket: entry.state for entry in _queue()}
+            entries = {entry.ticket: entry for entry in _queue()}
         except UsageError:  # the controller is down or restarting: its jobs continue
             return {}
         return {
-            ticket: _why(state, Path(self._known.pop(ticket)))
+            ticket: _why(entry, Path(self._known.pop(ticket)))
             for ticket in list(self._known)
-            if (state := states.get(ticket, "COMPLETED")) not in _GOING_ON
+            if (entry := entries.get(ticket, _FORGOTTEN)).state not in _GOING_ON
         }
 
     def left(self, attempt: Path) -> str | None:
@@ -165,6 +166,10 @@ _GOING_ON: Final = frozenset(
     ]
 )
 _LOST: Final = frozenset(["NODE_FAIL", "BOOT_FAIL", "PREEMPTED"])
+_NOT_LAUNCHED: Final = "JobLaunchFailure"
+"""Reason of a failed job whose node did not start it, or lost its daemon meanwhile."""
+_FORGOTTEN: Final = _Entry("", "COMPLETED", "None", "")
+"""A job that ended so long ago that the queue does not list it."""
 
 
 def _run_slurm(command: Sequence[str], limit_s: float | None = _COMMAND_S) -> str:
@@ -197,8 +202,8 @@ def _run_slurm(command: Sequence[str], limit_s: float | None = _COMMAND_S) -> st
 
 def _queue() -> list[_Entry]:
     """Return this user's jobs, including those that ended in the last minutes. Raises UsageError."""
-    lines = _run_slurm(["squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%k"]).splitlines()
-    return [_Entry(*line.split("|", 2)) for line in lines if line.count("|") >= 2]
+    lines = _run_slurm(["squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%r|%k"]).splitlines()
+    return [_Entry(*line.split("|", 3)) for line in lines if line.count("|") >= 3]
 
 
 def _listed(text: str) -> Iterator[ClusterNode]:
@@ -210,12 +215,14 @@ def _listed(text: str) -> Iterator[ClusterNode]:
             yield ClusterNode(name, int(cpus), int(gpus[2]) if gpus else 0, gpus[1] if gpus else None)
 
 
-def _why(state: str, folder: Path) -> StageError | None:
-    """Return why a job in this state has no answer from its agent. None if it ended normally."""
+def _why(entry: _Entry, folder: Path) -> StageError | None:
+    """Return why a job that has ended has no answer from its agent. None if it ended normally."""
+    state = entry.state
     if state == "COMPLETED":
         return None
-    if state in _LOST:
-        return StageError(f"lost with its node: Slurm reports {state}", failure=FailureClass.LOST)
+    if state in _LOST or entry.reason == _NOT_LAUNCHED:
+        reported = state if state in _LOST else entry.reason
+        return StageError(f"lost with its node: Slurm reports {reported}", failure=FailureClass.LOST)
     if state == "TIMEOUT":
         hint = "raise --time in settings.cluster.sbatch"
         return StageError("Slurm ended it at its time limit", failure=FailureClass.TIMEOUT, hint=hint)

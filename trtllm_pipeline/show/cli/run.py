@@ -155,7 +155,8 @@ def plan(
 ) -> int:
     """Show what run would do: shared stages, stages to run and why, expected times, and resources.
 
-    Without a matrix, options change the workspace's latest run. With --compare, shows what changes on another machine or release: cells, stages, command lines.
+    Without a matrix, options change the workspace's latest run. With --compare, shows what changes on another machine or
+    release: cells, stages, command lines.
 
     examples:
       pipeline plan matrices/quickstart.yaml
