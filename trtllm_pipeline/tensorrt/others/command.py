@@ -75,6 +75,8 @@ class KnownServer:
     """Seconds until it is ready, without reading weights (docs/project/vllm.md)."""
     gpu_share: Mapping[str, float] = field(default_factory=dict)
     """The option for its share of each GPU's memory -> the default of that option. Empty if it has no such option."""
+    gpu_share_with: str | None = None
+    """The option without which it takes no share: transformers has a cache of fixed size only with it."""
     spills: bool = False
     """True if it keeps weights that do not fit on its GPUs in host memory: `device_map="auto"` of transformers, `--fit`
     of llama.cpp.
@@ -138,6 +140,8 @@ def reuses(cell: Cell) -> bool | None:
 def gpu_share(cell: Cell) -> float | None:
     """The share of each GPU's memory that a cell's server allocates. None if it is unknown."""
     known, words = known_of(cell), template(cell)
+    if known is not None and known.gpu_share_with is not None and known.gpu_share_with not in words:
+        return None
     for option, usual in (known.gpu_share if known is not None else _GPU_SHARES).items():
         for word, value in itertools.zip_longest(words, words[1:]):
             name, equals, behind = word.partition("=")
