@@ -170,7 +170,6 @@ class Fields:
         return cls(value, path)
 
     def has(self, key: str) -> bool:
-        """True if the value is present."""
         return self.values.get(key) is not None
 
     def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1) -> int:
@@ -209,7 +208,6 @@ class Fields:
         return Fields(self._maybe(key, dict, "an object") or {}, self._path, f"{self._prefix}{key}.")
 
     def objects(self, key: str) -> Iterator[Fields]:
-        """The objects of a list."""
         for number, value in enumerate(self.array(key)):
             if not isinstance(value, dict):
                 raise self.wrong(key, "a list of objects")
@@ -238,7 +236,6 @@ class Fields:
         return self.fields(key).text("content") if isinstance(self.values.get(key), dict) else self.text(key)
 
     def wrong(self, key: str, expected: str) -> ModelFileError:
-        """The error for an unexpected value."""
         shown = json.dumps(self.values.get(key))
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
         return _refused(

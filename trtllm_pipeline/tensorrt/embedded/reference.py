@@ -192,11 +192,9 @@ class Reference:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Reference:
-        """The model of a Hugging Face directory."""
         return cls(read_config(folder), Weights(folder))
 
     def new_cache(self) -> Cache:
-        """An empty cache for one batch of sequences."""
         return Cache([None] * self.config.num_layers)
 
     def hidden_states(self, tokens: NDArray[np.int64], cache: Cache | None = None) -> Array:
@@ -238,6 +236,5 @@ class Reference:
 
 
 def log_softmax(logits: Array) -> NDArray[np.float64]:
-    """Log-probabilities along the last axis."""
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))

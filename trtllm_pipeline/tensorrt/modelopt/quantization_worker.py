@@ -96,11 +96,9 @@ class Quantization:
             )
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Count the wall time within as `name`."""
         return timed(self.times_s, name)
 
     def run(self) -> dict[str, Any]:
-        """Do the work, and report the results."""
         config, layout = _read_config(self.model), Layout(self.asked.tp, self.asked.pp)
         if self.for_engines:
             checkpoint_writer.check_layout(config, layout, self.precision)
@@ -137,7 +135,6 @@ class Quantization:
         }
 
     def rows(self, config: dict[str, Any]) -> list[list[int]]:
-        """The calibration rows, as tokens."""
         longest = min(self.selection.max_length, config.get("max_position_embeddings") or self.selection.max_length)
         selection = replace(self.selection, max_length=longest)
         data = self.context.files.get("calibration_data") or default_set()
@@ -251,7 +248,6 @@ class Quantization:
         return model.eval()
 
     def export(self, model: Any, config: dict[str, Any], layout: Layout) -> None:
-        """Write the checkpoint."""
         import torch
 
         out = self.context.out

@@ -103,7 +103,6 @@ def of_itself(known: KnownServer) -> list[str]:
 
 
 def settings(cell: Cell) -> Mapping[str, Any]:
-    """The section of a cell's settings about its server."""
     return cell.settings["openai"]
 
 

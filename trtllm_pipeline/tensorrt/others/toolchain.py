@@ -198,7 +198,6 @@ def _programs_lacking(cell: Cell, words: Sequence[str], machine: Machine) -> str
 
 
 def gpus(cell: Cell, machine: Machine) -> int:
-    """The GPUs of a cell's server."""
     openai = command.settings(cell)
     if openai["url"]:
         return 0
@@ -266,7 +265,6 @@ def _held(cell: Cell) -> tuple[int, int]:
 
 
 def _reading_s(cell: Cell, _machine: Machine) -> float:
-    """Seconds to read the weights from files."""
     return source_bytes(cell) / READ if _reads_weights(cell) else 0.0
 
 

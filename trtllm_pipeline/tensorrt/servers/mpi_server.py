@@ -108,7 +108,6 @@ class World(triton_server.RunningTriton):
 
     @property
     def pids(self) -> list[int]:
-        """Logs of the ranks that have one, in order."""
         return self.process.started()
 
     def rank_log(self, rank: int) -> Path:

@@ -634,7 +634,6 @@ class PerfParams(Parameters):
     request_timeout_s: Annotated[float, Param("time limit of one request", gt=0, le=1e9, runtime=True)] = 300.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError for inconsistent values."""
         for wrong in conflicts(self):
             raise ValueError(wrong)
         if self.images is not None:

@@ -67,7 +67,6 @@ def _contents(cell: Cell) -> dict[str, str] | None:
 
 
 def _download(cell: Cell) -> DownloadParams:
-    """The model's source and contents."""
     source = cell.recipe["source"]
     places = {name: cell.recipe.get(name) for name in ("folder", "copies")}
     values: dict[str, Any] = {"source": source, "content": _contents(cell), **places}

@@ -96,7 +96,6 @@ def lora_names(cell: Cell) -> tuple[str, ...]:
 
 
 def form(name: str) -> Form:
-    """The kind of a companion."""
     return "adapter" if name in ADAPTERS else "draft"
 
 

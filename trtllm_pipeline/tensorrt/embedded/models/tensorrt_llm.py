@@ -44,7 +44,6 @@ class TritonPythonModel:
     """Called by Triton's Python stub."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Load engine and tokenizer."""
         settings = messages.parameters(args)
         self._exclude_input = messages.flag(settings["exclude_input_in_output"])
         self._decoupled = pb.using_decoupled_model_transaction_policy(json.loads(args["model_config"]))
@@ -179,7 +178,6 @@ class PendingRequest:
             generation.cancel()
 
     def listener(self, row: PendingRow) -> Callable[[Event], None]:
-        """The function that processes the events of one row."""
 
         def on_event(event: Event) -> None:
             with self.lock:

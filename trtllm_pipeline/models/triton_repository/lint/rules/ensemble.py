@@ -26,7 +26,6 @@ class End:
 
     @property
     def type(self) -> str:
-        """Its data type's word."""
         return model_config.data_type_name(self.tensor.data_type)
 
     def __str__(self) -> str:

@@ -248,7 +248,6 @@ def yaml_release(repository: ModelRepository) -> Iterator[Violation]:
 def _unknown(
     file: SettingsFile, settings: dict[str, Any], sections: Mapping[str, Sequence[str]], instead: Mapping[str, str]
 ) -> Iterator[Violation]:
-    """Misspelled keys."""
     for place, near in _near(settings, sections, instead):
         yield file.at(place, f"{place} is unknown{advice(near)}")
 
