@@ -84,7 +84,7 @@ def values_of(
     values = {} if visual is None else _of_images(visual, tokenizer)
     for name, setting in SETTINGS.items():
         value = getattr(params, name)
-        value = setting.default if value is None else value
+        value = setting.usual if value is None else value
         if value is not None:
             values[PLACEHOLDERS[name]] = text(value)
     values.setdefault("logits_datatype", engine.logits_type or "TYPE_FP32")
