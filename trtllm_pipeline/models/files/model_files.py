@@ -100,6 +100,21 @@ def share(source: Path, target: Path) -> None:
     part.replace(target)
 
 
+def link(folder: Path, name: str, target: Path) -> None:
+    """Make `target` the file `name` of `folder`, or a copy of it if they are on different file systems.
+
+    Raises DownloadError if `folder` has no such file, or one that must not be used.
+    """
+    # Hub caches hold symbolic links, and a link to one would be a link to a link.
+    source = find(folder, name)
+    if source is None:
+        raise DownloadError(f"{folder / name} is missing")
+    try:
+        os.link(source, target)
+    except OSError:
+        copy(source, target)
+
+
 def _begin(target: Path) -> None:
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 

@@ -19,7 +19,6 @@ from trtllm_pipeline.models import Fields, ModelFileError, model_files
 from trtllm_pipeline.tensorrt.embedded.params import CONTEXT_STEP, BuildEmbedded
 from trtllm_pipeline.tensorrt.embedded.runtime import CONFIG_FILE, MODEL_FILE, Limits, Runtime
 from trtllm_pipeline.tensorrt.stage.base import StageContext
-from trtllm_pipeline.tensorrt.toolchains.passed_files import link
 
 SCHEMA: Final = 1
 PROOF_FILE: Final = "build.json"
@@ -38,7 +37,7 @@ def run(context: StageContext[BuildEmbedded]) -> None:
     weight_bytes = (checkpoint / MODEL_FILE).stat().st_size
     _check_memory(weight_bytes + kv_bytes, limits)
 
-    link(checkpoint, MODEL_FILE, context.out / MODEL_FILE)
+    model_files.link(checkpoint, MODEL_FILE, context.out / MODEL_FILE)
     config = {
         "schema": SCHEMA,
         "version": f"xllamacpp {version_of('xllamacpp')}",

@@ -255,7 +255,6 @@ def _command(
         mpirun=mpirun,
         run_prefix=prefix,
         root=os.geteuid() == 0,
-        oversubscribe=True,  # mpirun refuses more ranks than cores by default, but ranks mostly wait for GPUs
         log=log,
         host=host,
         options=(

@@ -138,7 +138,6 @@ def planned_world(
         mpirun=launcher(world_size, release, machine.mpirun),
         run_prefix="{prefix}",
         root=os.geteuid() == 0,
-        oversubscribe=True,
         log=context.attempt / "ranks",
         host=context.params.host,
         images=images,

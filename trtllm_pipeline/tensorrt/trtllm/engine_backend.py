@@ -231,14 +231,6 @@ def _check_buildable(context: StageContext[EngineBuild]) -> None:
             raise StageError(error.message, failure=FailureClass.USER, hint=hint) from error
 
 
-def _convert_reads(cell: Cell) -> Mapping[str, frozenset[ModelPart]]:
-    """Weights and configuration: the scripts only open the tokenizer for calibration.
-
-    Source: convert_checkpoint.py of `_LOOKED_AT`, and `from_hugging_face` of their models.
-    """
-    return {"model": CONVERTED} if _is_known(cell) else {}
-
-
 def _is_known(cell: Cell) -> bool:
     """True if the files that a cell's script reads are known. Options of a matrix may let it read more, and draft heads
     have separate scripts.
@@ -291,11 +283,6 @@ def _build_params(cell: Cell) -> EngineBuild:
     return load(EngineBuild, backends.checkpoint_params(cell), own)
 
 
-def _visual_params(cell: Cell) -> VisualBuild:
-    family = str(cell.recipe["family"])
-    return VisualBuild(family=family, max_batch_size=cell.max_batch_size * vision.FAMILIES[family].parts)
-
-
 def _repository(cell: Cell) -> EngineRepository:
     settings = cell.settings["repository"]
     own = {**backends.frontend(cell), "max_batch_size": settings["triton_max_batch_size"] or cell.max_batch_size}
@@ -342,7 +329,9 @@ CONVERT: Final = Stage(
     commands=_convert,
     inputs={"model": "download", companions.DRAFT: companions.DRAFT},
     optional=frozenset({companions.DRAFT}),
-    parts=_convert_reads,
+    # The scripts only open the tokenizer for calibration. Source: convert_checkpoint.py of `_LOOKED_AT`, and
+    # `from_hugging_face` of their models.
+    parts=lambda cell: {"model": CONVERTED} if _is_known(cell) else {},
     applies=lambda cell, machine: _route(cell, machine) == "convert",
     params=Checkpoint,
     read=lambda cell: _checkpoint(cell, calibrated=False),
@@ -385,7 +374,10 @@ BUILD_VISUAL: Final = Stage(
     inputs={"model": "download"},
     applies=lambda cell, _machine: vision.sees(cell),
     params=VisualBuild,
-    read=_visual_params,
+    read=lambda cell: VisualBuild(
+        family=str(cell.recipe["family"]),
+        max_batch_size=cell.max_batch_size * vision.FAMILIES[str(cell.recipe["family"])].parts,
+    ),
     resources=backends.one_gpu,
     gpus=lambda _context: 1,
     section="build",
