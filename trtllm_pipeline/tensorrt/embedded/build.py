@@ -73,13 +73,13 @@ def prove(engine: Path, vocab_size: int) -> dict[str, Any]:
         room = min(_PROOF_TOKENS, runtime.limits.max_seq_len - length)
         tokens, _, _ = runtime.generate([(7 + 31 * index) % vocab_size for index in range(length)], room)
         ended = time.perf_counter()
-        resident = _resident_bytes()
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     if len(tokens) != room or not all(0 <= token < vocab_size for token in tokens):
         raise StageError(f"the engine loaded, but generated {tokens} instead of {room} tokens")
     return {
         "load_s": round(loaded - started, 3),
         "generate_s": round(ended - loaded, 3),
-        "resident_bytes": resident,
+        "resident_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
         "tokens": tokens,
     }
 
@@ -149,8 +149,3 @@ def _check_memory(needed: int, limits: Limits) -> None:
             failure=FailureClass.OUT_OF_MEMORY,
             hint="a smaller max_batch_size or shorter lengths need less",
         )
-
-
-def _resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")

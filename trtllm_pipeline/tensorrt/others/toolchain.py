@@ -264,10 +264,6 @@ def _held(cell: Cell) -> tuple[int, int]:
     return weights + shape.tower_bytes, request
 
 
-def _reading_s(cell: Cell, _machine: Machine) -> float:
-    return source_bytes(cell) / READ if _reads_weights(cell) else 0.0
-
-
 def _read(cell: Cell) -> LaunchOpenAi:
     """The command line without directories and port, for the key."""
     openai, known = command.settings(cell), KNOWN.get(cell.toolchain)
@@ -424,7 +420,7 @@ def _toolchain(name: str) -> Toolchain:
         starts=_starts,
         needs=_needs,
         expected_s=30.0 if known is None else known.start_s,
-        takes=_reading_s,
+        takes=lambda cell, _machine: source_bytes(cell) / READ if _reads_weights(cell) else 0.0,
     )
     serve = replace(
         serve,

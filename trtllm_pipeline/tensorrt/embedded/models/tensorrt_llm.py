@@ -126,7 +126,9 @@ class TritonPythonModel:
             answers = list(self._answers.get(name, ()))
         for answer in answers:
             answer.cancel()
-        sender.send(_empty(wanted), flags=messages.FINAL)
+        ids = messages.tensor("output_ids", np.zeros((1, 1, 0)), np.int32)
+        length = messages.tensor("sequence_length", [[0]], np.int32)
+        sender.send(messages.response([ids, length], wanted), flags=messages.FINAL)
 
     def _forget(self, answer: PendingRequest) -> None:
         with self._lock:
@@ -305,11 +307,3 @@ def _response(sequences: Sequence[PendingRow], counts: Sequence[str], wanted: Co
     }
     outputs += [messages.tensor(name, numbers[name], np.int32) for name in counts]
     return messages.response(outputs, wanted)
-
-
-def _empty(wanted: Collection[str]) -> Any:
-    ids, length = (
-        messages.tensor("output_ids", np.zeros((1, 1, 0)), np.int32),
-        messages.tensor("sequence_length", [[0]], np.int32),
-    )
-    return messages.response([ids, length], wanted)
