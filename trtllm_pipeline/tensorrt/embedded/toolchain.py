@@ -133,11 +133,7 @@ BUILD = Stage(
     params=BuildEmbedded,
     read=lambda cell: load(
         BuildEmbedded,
-        {
-            "max_batch_size": cell.max_batch_size,
-            "max_input_len": cell.isl,
-            "max_seq_len": cell.isl + cell.osl,
-        },
+        {"max_batch_size": cell.max_batch_size, "max_input_len": cell.isl, "max_seq_len": cell.isl + cell.osl},
         cell.settings["build"],
     ),
     identity=("xllamacpp",),

@@ -24,15 +24,7 @@ from trtllm_pipeline.tensorrt.stage.server_requests import (
 )
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.measure import (
-        ExpectedServer,
-        LoadPlan,
-        LoadResult,
-        Objectives,
-        Target,
-        session,
-        workloads,
-    )
+    from trtllm_pipeline.measure import ExpectedServer, LoadPlan, LoadResult, Objectives, Target, session, workloads
     from trtllm_pipeline.models import Engine
 
 

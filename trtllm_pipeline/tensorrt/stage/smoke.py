@@ -14,17 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.base import FailureClass, ServerError, StageError, running_since, write_json
-from trtllm_pipeline.measure import (
-    ImagesAsked,
-    Prompt,
-    Service,
-    Target,
-    http,
-    prompts,
-    session,
-    target,
-    triton,
-)
+from trtllm_pipeline.measure import ImagesAsked, Prompt, Service, Target, http, prompts, session, target, triton
 from trtllm_pipeline.models import Engine, model_config, read_tokenizer
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.lora import ADAPTERS

@@ -380,7 +380,5 @@ FETCH_ADAPTERS: Final = (
     *(_fetching(name, _FETCH_ADAPTER) for name in ADAPTERS if name != ADAPTER),
 )
 FETCH_DRAFT: Final = _fetching(
-    DRAFT,
-    "fetch the draft model of speculative decoding and verify it",
-    "ORGANIZATION/NAME --output-dir draft",
+    DRAFT, "fetch the draft model of speculative decoding and verify it", "ORGANIZATION/NAME --output-dir draft"
 )

@@ -74,11 +74,7 @@ _LOOKED_AT: Final = frozenset(("llama", "qwen", "phi", "gpt", "gemma"))
 _READ_BY_RUN: Final = frozenset(ModelPart) - {ModelPart.WEIGHTS}
 """Files that run.py may read for the tokenizer."""
 _IN_TRITON: Final = frozenset({*SETTINGS, "parameters", *_CONFIG})
-_READ: Final = {
-    "triton": _IN_TRITON,
-    "triton_openai": _IN_TRITON,
-    "trtllm_serve": frozenset(llmapi.SERVE_SETTINGS),
-}
+_READ: Final = {"triton": _IN_TRITON, "triton_openai": _IN_TRITON, "trtllm_serve": frozenset(llmapi.SERVE_SETTINGS)}
 """Frontend -> the repository settings that have an effect."""
 
 
@@ -537,11 +533,7 @@ TOOLCHAIN: Final = Toolchain(
         REPOSITORY,
         backends.launching(
             "engine",
-            {
-                "repository": "repository",
-                "engine": "build",
-                **{name: name for name in (*ADAPTERS, DRAFTER, VISUAL)},
-            },
+            {"repository": "repository", "engine": "build", **{name: name for name in (*ADAPTERS, DRAFTER, VISUAL)}},
             _server,
             needs.serving,
             expected_s=30.0,

@@ -404,9 +404,7 @@ def converting(cell: Cell, _machine: Machine) -> Needs:
     shape = Shape.of(cell.recipe)
     rank = weights_bytes(shape, weights_of(cell), cell.tp, cell.pp)
     return Needs(
-        host=_RUNTIME + weights_bytes(shape, "bf16", 1, 1) + rank,
-        leaves=checkpoint_bytes(cell),
-        assumed=("host",),
+        host=_RUNTIME + weights_bytes(shape, "bf16", 1, 1) + rank, leaves=checkpoint_bytes(cell), assumed=("host",)
     )
 
 

@@ -19,12 +19,7 @@ from packaging.specifiers import SpecifierSet
 from trtllm_pipeline.base import Cell, Json, Machine, assume
 from trtllm_pipeline.measure import ImagesAsked
 from trtllm_pipeline.models import AS_IS, trusted_code
-from trtllm_pipeline.tensorrt.modelopt.checkpoint_writer import (
-    AWQ_OF_EXPERTS,
-    read_since,
-    uneven_stages,
-    unwritten,
-)
+from trtllm_pipeline.tensorrt.modelopt.checkpoint_writer import AWQ_OF_EXPERTS, read_since, uneven_stages, unwritten
 from trtllm_pipeline.tensorrt.stage.lora import NO_ADAPTER
 from trtllm_pipeline.tensorrt.stage.params import WITH_DRAFT_MODEL
 from trtllm_pipeline.tensorrt.toolchains import companions, tiles, vision
@@ -245,12 +240,7 @@ def no_family(case: Case) -> Iterator[str | None]:
     yield f"family {case.family}: no known script of TensorRT-LLM converts it to an engine{instead}"
 
 
-@rule(
-    "TLM103",
-    f"use the toolchain {ENGINES}, or a newer release",
-    toolchains=(PYTORCH,),
-    before=FIRST_PYTORCH,
-)
+@rule("TLM103", f"use the toolchain {ENGINES}, or a newer release", toolchains=(PYTORCH,), before=FIRST_PYTORCH)
 def no_pytorch(case: Case) -> Iterator[str | None]:
     """The PyTorch runtime before 1.0, when it was a preview. Source: release notes."""
     yield f"TensorRT-LLM {case.release}: its PyTorch backend is a preview before {FIRST_PYTORCH}"
@@ -609,10 +599,7 @@ def gemma2_as_gemma(case: Case) -> Iterator[str | None]:
 
 
 @rule(
-    "TLM304",
-    "omit settings.quantize.calibration.data, or install a newer release",
-    severity="warning",
-    before="0.10",
+    "TLM304", "omit settings.quantize.calibration.data, or install a newer release", severity="warning", before="0.10"
 )
 def calibration_data(case: Case) -> Iterator[str | None]:
     """Custom calibration data before 0.10, whose quantize.py fetches CNN/DailyMail and accepts no other. Source: the
@@ -746,12 +733,7 @@ def paged_turns_fp8_on(case: Case) -> Iterator[str | None]:
         )
 
 
-@rule(
-    "TLM410",
-    "leave it on, with a compatible cache, or use another release",
-    since="0.20",
-    before="0.21",
-)
+@rule("TLM410", "leave it on, with a compatible cache, or use another release", since="0.20", before="0.21")
 def paged_needed(case: Case) -> Iterator[str | None]:
     """Quantized weights without `use_paged_context_fmha` at 0.20. Source: pull request 131 of NVIDIA-NeMo/Export-Deploy:
     such builds fail.
@@ -872,9 +854,7 @@ def device_ids(case: Case) -> Iterator[str | None]:
 
 
 @rule(
-    "TLM510",
-    "an `override` with `where: { toolchain: tensorrt_llm }` restricts them to engines",
-    toolchains=(PYTORCH,),
+    "TLM510", "an `override` with `where: { toolchain: tensorrt_llm }` restricts them to engines", toolchains=(PYTORCH,)
 )
 def engine_settings(case: Case) -> Iterator[str | None]:
     """Options for engines in a cell without an engine. Source: the PyTorch runtime loads weights as they are."""
@@ -1045,13 +1025,7 @@ def memory(case: Case) -> Iterator[str | None]:
     cell = case.cell
     smallest = min((gpu.memory_bytes for gpu in case.machine.gpus), default=None)
     weights, cache = least_bytes(
-        case.shape,
-        precision=case.precision,
-        kv=case.kv,
-        tp=cell.tp,
-        pp=cell.pp,
-        dp=cell.dp,
-        tokens=cell.isl + cell.osl,
+        case.shape, precision=case.precision, kv=case.kv, tp=cell.tp, pp=cell.pp, dp=cell.dp, tokens=cell.isl + cell.osl
     )
     if case.in_triton and program_options.exists("trtllm-build", case.release, "--weight_streaming"):
         weights = int(weights * kept_weights(cell))
