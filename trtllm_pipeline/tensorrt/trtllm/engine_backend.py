@@ -500,16 +500,16 @@ def _instead(cell: Cell, machine: Machine) -> str | None:
     the runtime supports, and for a precision that the recipe lists only for it: the runtime then has the reason why the
     cell cannot work.
     """
-    release = installed(machine).release
+    release, name = installed(machine).release, str(cell.recipe["family"])
     if not releases.at_least(release, releases.FIRST_PYTORCH):
         return None
-    name = str(cell.recipe["family"])
     family = releases.FAMILIES.get(name)
-    unknown = family is None or not releases.at_least(release, family.since)
-    # Upstream recommends it for images, and it accepts more than one per request.
-    unknown = unknown or (name in vision.FAMILIES and name not in vision.PYTORCH_WITHOUT)
-    if unknown or rules.takes_model(cell, machine):
-        return PYTORCH if unknown else None
+    if family is None or not releases.at_least(release, family.since):
+        return PYTORCH
+    if name in vision.FAMILIES and name not in vision.PYTORCH_WITHOUT:
+        return PYTORCH  # upstream recommends it for images, and it accepts more than one per request
+    if rules.takes_model(cell, machine):
+        return None
     if rules.takes_model(replace(cell, toolchain=PYTORCH), machine):
         return PYTORCH
     engines, pytorch = (rules.precisions_of(cell.recipe, each) for each in (cell.toolchain, PYTORCH))
