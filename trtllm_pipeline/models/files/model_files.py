@@ -100,6 +100,21 @@ def share(source: Path, target: Path) -> None:
     part.replace(target)
 
 
+def link(folder: Path, name: str, target: Path) -> None:
+    """Make `target` the file `name` of `folder`, or a copy of it if they are on different file systems.
+
+    Raises DownloadError if `folder` has no such file, or one that must not be used.
+    """
+    # Hub caches hold symbolic links, and a link to one would be a link to a link.
+    source = find(folder, name)
+    if source is None:
+        raise DownloadError(f"{folder / name} is missing")
+    try:
+        os.link(source, target)
+    except OSError:
+        copy(source, target)
+
+
 def _begin(target: Path) -> None:
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
@@ -170,7 +185,6 @@ class Fields:
         return cls(value, path)
 
     def has(self, key: str) -> bool:
-        """True if the value is present."""
         return self.values.get(key) is not None
 
     def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1) -> int:
@@ -209,7 +223,6 @@ class Fields:
         return Fields(self._maybe(key, dict, "an object") or {}, self._path, f"{self._prefix}{key}.")
 
     def objects(self, key: str) -> Iterator[Fields]:
-        """The objects of a list."""
         for number, value in enumerate(self.array(key)):
             if not isinstance(value, dict):
                 raise self.wrong(key, "a list of objects")
@@ -238,7 +251,6 @@ class Fields:
         return self.fields(key).text("content") if isinstance(self.values.get(key), dict) else self.text(key)
 
     def wrong(self, key: str, expected: str) -> ModelFileError:
-        """The error for an unexpected value."""
         shown = json.dumps(self.values.get(key))
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
         return _refused(

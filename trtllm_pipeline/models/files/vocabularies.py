@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Final
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory, text_format
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from trtllm_pipeline.models.files.model_files import Fields
@@ -171,38 +171,28 @@ def _letters() -> list[str]:
     return [chr(byte if byte in shown else next(hidden)) for byte in range(256)]
 
 
+_SENTENCEPIECE: Final = """
+name: "vocabulary.proto" package: "trtllm_pipeline" syntax: "proto2"
+message_type { name: "Piece"
+  field { name: "piece" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING }
+  field { name: "score" number: 2 label: LABEL_OPTIONAL type: TYPE_FLOAT default_value: "0" }
+  field { name: "type" number: 3 label: LABEL_OPTIONAL type: TYPE_INT32 default_value: "1" } }
+message_type { name: "Trainer"
+  field { name: "model_type" number: 3 label: LABEL_OPTIONAL type: TYPE_INT32 default_value: "1" } }
+message_type { name: "Normalizer"
+  field { name: "add_dummy_prefix" number: 3 label: LABEL_OPTIONAL type: TYPE_BOOL default_value: "true" } }
+message_type { name: "Model"
+  field { name: "pieces" number: 1 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".trtllm_pipeline.Piece" }
+  field { name: "trainer_spec" number: 2 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".trtllm_pipeline.Trainer" }
+  field { name: "normalizer_spec" number: 3 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".trtllm_pipeline.Normalizer" } }
+"""
+"""A sentencepiece model, with the fields that are read here."""
+
+
 @cache
 def _sentencepiece() -> Any:
-    """The message class of a sentencepiece model, with the fields that are read here."""
-    kinds = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="vocabulary.proto", package="trtllm_pipeline", syntax="proto2")
-    for name, fields in {
-        "Piece": (
-            ("piece", 1, kinds.TYPE_STRING, ""),
-            ("score", 2, kinds.TYPE_FLOAT, "0"),
-            ("type", 3, kinds.TYPE_INT32, "1"),
-        ),
-        "Trainer": (("model_type", 3, kinds.TYPE_INT32, "1"),),
-        "Normalizer": (("add_dummy_prefix", 3, kinds.TYPE_BOOL, "true"),),
-        "Model": (
-            ("pieces", 1, "Piece", ""),
-            ("trainer_spec", 2, "Trainer", ""),
-            ("normalizer_spec", 3, "Normalizer", ""),
-        ),
-    }.items():
-        described = file.message_type.add(name=name)
-        for field, number, kind, default in fields:
-            label = kinds.LABEL_REPEATED if field == "pieces" else kinds.LABEL_OPTIONAL
-            if isinstance(kind, str):
-                described.field.add(
-                    name=field,
-                    number=number,
-                    label=label,
-                    type=kinds.TYPE_MESSAGE,
-                    type_name=f".trtllm_pipeline.{kind}",
-                )
-            else:
-                described.field.add(name=field, number=number, label=label, type=kind, default_value=default)
+    """The message class of a sentencepiece model."""
+    file = text_format.Parse(_SENTENCEPIECE, descriptor_pb2.FileDescriptorProto())
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("trtllm_pipeline.Model"))

@@ -147,7 +147,6 @@ class Sha256:
         self._size = 0
 
     def update(self, chunk: bytes) -> None:
-        """Process text appended to the file."""
         self._hasher.update(chunk)
         self._size += len(chunk)
 

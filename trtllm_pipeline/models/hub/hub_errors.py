@@ -109,7 +109,6 @@ def refusal(hub: Hub, model: str, status: int, headers: Mapping[str, str]) -> Do
 
 
 def unreachable(hub: Hub, model: str, endpoint: str, error: Exception) -> UnavailableError:
-    """The error if the hub does not respond."""
     error_shown = UnavailableError(
         f"{model}: {hub.name} cannot be reached at {endpoint}: {str(error).strip() or type(error).__name__}",
         failure=FailureClass.TRANSIENT,

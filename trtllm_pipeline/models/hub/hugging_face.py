@@ -95,7 +95,6 @@ def cached_folder(model: str, revision: str) -> Path | None:
 
 
 def cached_file(model: str, commit: str, name: str) -> Path | None:
-    """One file in the user's cache."""
     from huggingface_hub import try_to_load_from_cache
 
     path = try_to_load_from_cache(model, name, revision=commit)

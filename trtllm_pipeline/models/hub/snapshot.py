@@ -144,10 +144,7 @@ def _cached_digest(path: Path) -> str:
 def _transfer(
     repository: _Repository, folder: Path, *, progress: Progress, max_workers: int, others: Iterable[_Copy] = ()
 ) -> Transfer:
-    def headers() -> Mapping[str, str]:
-        return repository.headers
-
-    own = RepositoryCopy(repository.hub, repository.model, headers, lambda file: file)
+    own = RepositoryCopy(repository.hub, repository.model, lambda: repository.headers, lambda file: file)
     return Transfer(
         [own, *(other.place for other in others)],
         folder,

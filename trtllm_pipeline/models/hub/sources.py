@@ -145,13 +145,7 @@ def local_folder(sources: Sequence[Mapping[str, Json]], base_dir: Path) -> Path 
 
 
 def _pin(
-    source: Mapping[str, Json],
-    *,
-    offline: bool,
-    base_dir: Path,
-    digest: Callable[[Path], str],
-    alone: bool,
-    form: str,
+    source: Mapping[str, Json], *, offline: bool, base_dir: Path, digest: Callable[[Path], str], alone: bool, form: str
 ) -> dict[str, Json]:
     kind = kind_of(source)
     name = str(source[kind])

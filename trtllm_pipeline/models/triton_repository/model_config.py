@@ -98,7 +98,6 @@ def data_type_number(word: str) -> int:
 
 
 def string_parameters(config: ModelConfig) -> dict[str, str]:
-    """The model's parameters."""
     return {key: value.string_value for key, value in config.parameters.items()}
 
 

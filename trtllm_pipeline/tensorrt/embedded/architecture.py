@@ -70,7 +70,6 @@ class ModelConfig:
 
     @property
     def rotated(self) -> int:
-        """Number of rotated values of each head."""
         return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
     def rope_divisors(self) -> NDArray[np.float64]:
@@ -188,7 +187,6 @@ def _rope(path: Path, raw: Fields, architecture: str) -> tuple[float, float | Ll
 
 
 def refused(path: Path, reason: str, *, hint: str | None = None) -> StageError:
-    """The error for a model that cannot be converted."""
     return StageError(
         f"{path} cannot be converted: {reason}",
         failure=FailureClass.INFEASIBLE,

@@ -19,7 +19,6 @@ from trtllm_pipeline.models import Fields, ModelFileError, model_files
 from trtllm_pipeline.tensorrt.embedded.params import CONTEXT_STEP, BuildEmbedded
 from trtllm_pipeline.tensorrt.embedded.runtime import CONFIG_FILE, MODEL_FILE, Limits, Runtime
 from trtllm_pipeline.tensorrt.stage.base import StageContext
-from trtllm_pipeline.tensorrt.toolchains.passed_files import link
 
 SCHEMA: Final = 1
 PROOF_FILE: Final = "build.json"
@@ -38,7 +37,7 @@ def run(context: StageContext[BuildEmbedded]) -> None:
     weight_bytes = (checkpoint / MODEL_FILE).stat().st_size
     _check_memory(weight_bytes + kv_bytes, limits)
 
-    link(checkpoint, MODEL_FILE, context.out / MODEL_FILE)
+    model_files.link(checkpoint, MODEL_FILE, context.out / MODEL_FILE)
     config = {
         "schema": SCHEMA,
         "version": f"xllamacpp {version_of('xllamacpp')}",
@@ -74,13 +73,13 @@ def prove(engine: Path, vocab_size: int) -> dict[str, Any]:
         room = min(_PROOF_TOKENS, runtime.limits.max_seq_len - length)
         tokens, _, _ = runtime.generate([(7 + 31 * index) % vocab_size for index in range(length)], room)
         ended = time.perf_counter()
-        resident = _resident_bytes()
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     if len(tokens) != room or not all(0 <= token < vocab_size for token in tokens):
         raise StageError(f"the engine loaded, but generated {tokens} instead of {room} tokens")
     return {
         "load_s": round(loaded - started, 3),
         "generate_s": round(ended - loaded, 3),
-        "resident_bytes": resident,
+        "resident_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
         "tokens": tokens,
     }
 
@@ -150,8 +149,3 @@ def _check_memory(needed: int, limits: Limits) -> None:
             failure=FailureClass.OUT_OF_MEMORY,
             hint="a smaller max_batch_size or shorter lengths need less",
         )
-
-
-def _resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")

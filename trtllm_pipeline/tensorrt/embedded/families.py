@@ -122,22 +122,13 @@ _OTHERS: Final[Mapping[str, TinyFamily]] = {
     "qwen3_moe": TinyFamily(
         "Qwen3MoeForCausalLM",
         _tiny("qwen3", head_dim=64, num_experts=4, experts_per_token=2),
-        {
-            **_EXPERTS,
-            "num_experts": 4,
-            "moe_intermediate_size": 512,
-            "norm_topk_prob": True,
-            "decoder_sparse_step": 1,
-        },
+        {**_EXPERTS, "num_experts": 4, "moe_intermediate_size": 512, "norm_topk_prob": True, "decoder_sparse_step": 1},
     ),
     "phi3": TinyFamily(
         "Phi3ForCausalLM",
         _tiny(),
         {"original_max_position_embeddings": 2048, "pad_token_id": 0, "sliding_window": None},
-        stored=(
-            Stored("self_attn.qkv_proj", _QKV),
-            Stored("mlp.gate_up_proj", ("mlp.gate_proj", "mlp.up_proj")),
-        ),
+        stored=(Stored("self_attn.qkv_proj", _QKV), Stored("mlp.gate_up_proj", ("mlp.gate_proj", "mlp.up_proj"))),
     ),
     "phi": TinyFamily(
         "PhiForCausalLM",

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Final
 
-from trtllm_pipeline.tensorrt.stage.params import Param, Parameters
+from trtllm_pipeline.tensorrt.stage.params import Parameters, param
 from trtllm_pipeline.tensorrt.stage.repository_settings import TextModels
 
 ARCHITECTURES: Final[Mapping[str, str]] = {
@@ -22,23 +22,21 @@ CONTEXT_STEP: Final = 256
 class ConvertEmbedded(Parameters):
     """Parameters of the convert stage."""
 
-    precision: Annotated[str, Param("precision of the weights", choices=PRECISIONS)]
+    precision: str = param("precision of the weights", choices=PRECISIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildEmbedded(Parameters):
     """Parameters of the build stage."""
 
-    max_batch_size: Annotated[int, Param("requests in flight", ge=1)]
-    max_input_len: Annotated[int, Param("tokens of a prompt", ge=1)]
-    max_seq_len: Annotated[int, Param("tokens of prompt and output together", ge=1)]
-    max_num_tokens: Annotated[int | None, Param("tokens of one forward pass over all requests", ge=1, null="8192")] = (
-        None
-    )
+    max_batch_size: int = param("requests in flight", ge=1)
+    max_input_len: int = param("tokens of a prompt", ge=1)
+    max_seq_len: int = param("tokens of prompt and output together", ge=1)
+    max_num_tokens: int | None = param("tokens of one forward pass over all requests", None, ge=1, null="8192")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RepositoryEmbedded(TextModels):
     """Parameters of the repository stage."""
 
-    max_batch_size: Annotated[int, Param("requests that Triton accepts at once", ge=1)]
+    max_batch_size: int = param("requests that Triton accepts at once", ge=1)

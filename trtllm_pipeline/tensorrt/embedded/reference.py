@@ -8,7 +8,6 @@ the same code runs on a model directory and, through `benchmarks/fidelity.py`, o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -30,14 +29,8 @@ def layer_weights(weights: Mapping[str, Array], index: int) -> dict[str, Array]:
     return {name.removeprefix(prefix): weights[name] for name in weights if name.startswith(prefix)}
 
 
-def layer(
-    config: ModelConfig,
-    weights: Mapping[str, Array],
-    states: Array,
-    rotation: tuple[Array, Array],
-    past: tuple[Array, Array] | None = None,
-) -> tuple[Array, tuple[Array, Array]]:
-    """One transformer layer: the new states (batch, tokens, hidden_size), and keys and values including `past`'s."""
+def layer(config: ModelConfig, weights: Mapping[str, Array], states: Array, rotation: tuple[Array, Array]) -> Array:
+    """One transformer layer: the new states (batch, tokens, hidden_size)."""
 
     def linear(name: str, inputs: Array) -> Array:
         # One product of two matrices: numpy would loop over a batch.
@@ -61,22 +54,18 @@ def layer(
     if "self_attn.q_norm.weight" in weights:
         query, key = norm("self_attn.q_norm", query), norm("self_attn.k_norm", key)
     query, key = _rotate(query, rotation), _rotate(key, rotation)
-    if past is not None:
-        key, value = np.concatenate([past[0], key], axis=2), np.concatenate([past[1], value], axis=2)
 
-    total = key.shape[2]
     # The query heads of a group share their key and value head, so a group's queries are rows of one product.
     rows = query.reshape(batch, config.num_kv_heads, groups * length, dim)
-    scores = (rows @ key.transpose(0, 1, 3, 2)).reshape(batch, config.num_kv_heads, groups, length, total)
+    scores = (rows @ key.transpose(0, 1, 3, 2)).reshape(batch, config.num_kv_heads, groups, length, length)
     scores *= np.float32(config.attention_scale or dim**-0.5)
     if config.attention_cap is not None:
         scores = capped(scores, config.attention_cap)
-    if length > 1:
-        scores += np.triu(np.full((length, total), -np.inf, dtype=np.float32), k=total - length + 1)
+    scores += np.triu(np.full((length, length), -np.inf, dtype=np.float32), k=1)
     scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)
     scores /= scores.sum(axis=-1, keepdims=True, dtype=np.float64)
-    mixed = scores.reshape(batch, config.num_kv_heads, groups * length, total) @ value
+    mixed = scores.reshape(batch, config.num_kv_heads, groups * length, length) @ value
     mixed = mixed.reshape(batch, config.num_heads, length, dim).transpose(0, 2, 1, 3).reshape(batch, length, -1)
     attention = linear("self_attn.o_proj", mixed)
 
@@ -99,7 +88,7 @@ def layer(
     else:
         states = states + attention
         states = states + feed_forward(norm("post_attention_layernorm", states))
-    return states, (key, value)
+    return states
 
 
 def _experts(
@@ -159,11 +148,11 @@ def rms_norm(values: Array, weight: Array, eps: float) -> Array:
     return normed
 
 
-def rope(config: ModelConfig, start: int, count: int) -> tuple[Array, Array]:
-    """Cosine and sine, (count, rotated / 2) each, for positions from `start`. Source: arXiv 2104.09864."""
+def rope(config: ModelConfig, count: int) -> tuple[Array, Array]:
+    """Cosine and sine, (count, rotated / 2) each, of the first positions. Source: arXiv 2104.09864."""
     half = config.rotated // 2
     frequencies = config.rope_theta ** (-np.arange(half) / half) / config.rope_divisors()
-    angles = np.outer(np.arange(start, start + count), frequencies)
+    angles = np.outer(np.arange(count), frequencies)
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
@@ -175,14 +164,6 @@ def _rotate(heads: Array, rotation: tuple[Array, Array]) -> Array:
     return np.concatenate([first * cosine - second * sine, second * cosine + first * sine, rest], axis=-1)
 
 
-@dataclass(slots=True)
-class Cache:
-    """Keys and values of the tokens so far, one pair of arrays (batch, kv_heads, tokens, head_dim) per layer."""
-
-    layers: list[tuple[Array, Array] | None]
-    length: int = 0
-
-
 class Reference:
     """A model in float32. All of its weights are kept in memory."""
 
@@ -192,30 +173,22 @@ class Reference:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Reference:
-        """The model of a Hugging Face directory."""
         return cls(read_config(folder), Weights(folder))
 
-    def new_cache(self) -> Cache:
-        """An empty cache for one batch of sequences."""
-        return Cache([None] * self.config.num_layers)
-
-    def hidden_states(self, tokens: NDArray[np.int64], cache: Cache | None = None) -> Array:
+    def hidden_states(self, tokens: NDArray[np.int64]) -> Array:
         """States after the final norm, (batch, tokens, hidden_size). `tokens` is (batch, tokens), all of one length."""
-        cache = cache or self.new_cache()
+        length = tokens.shape[1]
         states = self.weights[EMBEDDING][tokens] * np.float32(self.config.embedding_scale)
         if (learned := self.weights.get(POSITIONS)) is not None:
-            states = states + learned[cache.length : cache.length + tokens.shape[1]]
-        rotation = rope(self.config, cache.length, tokens.shape[1])
+            states = states + learned[:length]
+        rotation = rope(self.config, length)
         for index in range(self.config.num_layers):
-            states, cache.layers[index] = layer(
-                self.config, layer_weights(self.weights, index), states, rotation, cache.layers[index]
-            )
-        cache.length += tokens.shape[1]
+            states = layer(self.config, layer_weights(self.weights, index), states, rotation)
         return normalized(states, self.weights, FINAL_NORM.removesuffix(".weight"), self.config.rms_norm_eps)
 
-    def logits(self, tokens: Sequence[int], cache: Cache | None = None) -> Array:
-        """Logits after each of `tokens`, (tokens, vocab_size). With a cache, they continue its tokens."""
-        states = self.hidden_states(np.asarray([tokens], dtype=np.int64), cache)[0]
+    def logits(self, tokens: Sequence[int]) -> Array:
+        """Logits after each of `tokens`, (tokens, vocab_size)."""
+        states = self.hidden_states(np.asarray([tokens], dtype=np.int64))[0]
         logits: Array = states @ self.weights[EMBEDDING if self.config.tie_word_embeddings else HEAD].T
         logits += self.weights.get(HEAD_BIAS, np.float32(0.0))
         return logits if self.config.logit_cap is None else capped(logits, self.config.logit_cap)
@@ -226,18 +199,15 @@ class Reference:
 
     def generate(self, tokens: Sequence[int], count: int, stop: Iterable[int] = ()) -> list[int]:
         """Up to `count` greedy tokens after `tokens`. Ends before a token in `stop`. Ties go to the lowest id."""
-        cache, stop, output = self.new_cache(), frozenset(stop), []
-        step: Sequence[int] = tokens
-        for _ in range(count):
-            token = int(np.argmax(self.logits(step, cache)[-1]))
+        stop, output = frozenset(stop), list[int]()
+        while len(output) < count:
+            token = int(np.argmax(self.logits([*tokens, *output])[-1]))
             if token in stop:
                 break
             output.append(token)
-            step = [token]
         return output
 
 
 def log_softmax(logits: Array) -> NDArray[np.float64]:
-    """Log-probabilities along the last axis."""
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))

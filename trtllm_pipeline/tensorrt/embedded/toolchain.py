@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 from trtllm_pipeline.base import Cell, Json, Machine, Resources, ServerError, version_of
 from trtllm_pipeline.models import CONVERTED, ModelPart
@@ -21,7 +21,7 @@ from trtllm_pipeline.tensorrt.embedded.params import (
     ConvertEmbedded,
     RepositoryEmbedded,
 )
-from trtllm_pipeline.tensorrt.stage.base import Stage, StageContext
+from trtllm_pipeline.tensorrt.stage.base import Stage
 from trtllm_pipeline.tensorrt.stage.params import LaunchEmbedded, load, table
 from trtllm_pipeline.tensorrt.stage.repository_settings import TextModels
 from trtllm_pipeline.tensorrt.toolchains.catalog import Toolchain
@@ -108,15 +108,6 @@ def numerics_of(cell: Cell) -> Numerics:
     return Numerics(kind, "int8 blocks", "fp16", "rounded to nearest, without calibration")
 
 
-def _serving_takes(cell: Cell, machine: Machine) -> Resources:
-    """All CPUs: the number that the runtime uses is unknown, so no other stage runs at the same time."""
-    return Resources(cpus=machine.cpus, exclusive=exclusive(cell))
-
-
-def _server(_cell: Cell, context: StageContext[Any], machine: Machine) -> Sequence[Sequence[str]]:
-    return (planned_server(context, machine),)
-
-
 CONVERT = Stage(
     name="convert",
     version=3,
@@ -142,11 +133,7 @@ BUILD = Stage(
     params=BuildEmbedded,
     read=lambda cell: load(
         BuildEmbedded,
-        {
-            "max_batch_size": cell.max_batch_size,
-            "max_input_len": cell.isl,
-            "max_seq_len": cell.isl + cell.osl,
-        },
+        {"max_batch_size": cell.max_batch_size, "max_input_len": cell.isl, "max_seq_len": cell.isl + cell.osl},
         cell.settings["build"],
     ),
     identity=("xllamacpp",),
@@ -179,8 +166,9 @@ TOOLCHAIN: Final = Toolchain(
             LaunchEmbedded,
             inputs={"repository": "repository"},
             identity=("triton", "xllamacpp"),
-            resources=_serving_takes,
-            starts=_server,
+            # All CPUs: the number that the runtime uses is unknown, so no other stage runs at the same time.
+            resources=lambda cell, machine: Resources(cpus=machine.cpus, exclusive=exclusive(cell)),
+            starts=lambda _cell, context, machine: (planned_server(context, machine),),
             needs=needs.serving,
             expected_s=5.0,
             takes=durations.loading,

@@ -218,8 +218,7 @@ def write(
     del written["rank"]
     world = {"world_size": layout.tp * layout.pp, "tp_size": layout.tp, "pp_size": layout.pp}
     write_json(
-        out / "config.json",
-        {**written, **_from_source(config, family), "mapping": world, "quantization": quantization},
+        out / "config.json", {**written, **_from_source(config, family), "mapping": world, "quantization": quantization}
     )
 
 

@@ -1,7 +1,9 @@
-"""Experts as separate modules, which Model Optimizer's checkpoints for engines need.
+"""Layers in the form that Model Optimizer's checkpoints for engines need: experts as separate modules, and gate and up that
+are one matrix in another order.
 
 Transformers 5 stores all experts of a layer as two tensors, but Model Optimizer packs one linear layer after another. The
-modules are views of the same memory.
+modules are views of the same memory. Of one matrix for gate and up (Phi-3), it swaps the halves and splits the result among
+ranks, and each rank needs its part of both.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ _BLOCKS: Final = {
 }
 """Classes of transformers whose experts are separated, and Model Optimizer's names of an expert's gate, down and up
 projection."""
+_FUSED: Final = ("Phi3MLP",)
+"""Classes of transformers whose gate and up are one matrix."""
 
 
 def take_apart(model: Any) -> None:
@@ -83,3 +87,19 @@ def _linear(weight: torch.Tensor) -> nn.Linear:
     made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     made.weight = nn.Parameter(weight.detach(), requires_grad=False)
     return made
+
+
+def reorder(model: Any, tp: int) -> None:
+    """Reorder the rows of every matrix of gate and up of `model` for `tp` ranks. The model's results do not change."""
+    for module in model.modules():
+        if type(module).__name__ in _FUSED:
+            _reorder(module.gate_up_proj, tp)
+
+
+def _reorder(linear: Any, tp: int) -> None:
+    gate, up = torch.arange(len(linear.weight)).chunk(2)
+    by_rank = torch.cat([torch.cat(parts) for parts in zip(up.chunk(tp), gate.chunk(tp), strict=True)])
+    order = by_rank.roll(len(gate))
+    linear.weight.data = linear.weight.data[order.to(linear.weight.device)]
+    back = order.argsort().to(linear.weight.device)
+    linear.register_forward_hook(lambda _module, _inputs, output: output[..., back])

@@ -20,7 +20,6 @@ class Maximum(MaxCalibrator):  # type: ignore[misc]
     _calib_amax: torch.Tensor | None
 
     def collect(self, x: torch.Tensor) -> None:
-        """Process one more tensor."""
         if isinstance(x, torch.nn.Parameter) and self._calib_amax is not None:
             return
         axis = self._axis

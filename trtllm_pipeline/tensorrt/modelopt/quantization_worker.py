@@ -27,17 +27,31 @@ from trtllm_pipeline.tensorrt.modelopt import (
     kernel_warmup,
 )
 from trtllm_pipeline.tensorrt.modelopt.checkpoint_writer import Layout
-from trtllm_pipeline.tensorrt.modelopt.collecting import uncollected
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.calibration_rows import Tokens, choose, default_set, read_rows
 from trtllm_pipeline.tensorrt.stage.params import Selection
-from trtllm_pipeline.tensorrt.toolchains.passed_files import BESIDE_WEIGHTS
 
 if TYPE_CHECKING:
     import torch
 
 FACTS_FILE: Final = "quantize.json"
 SCHEMA: Final = 1
+BESIDE_WEIGHTS: Final = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+)
+"""Files of a model directory that accompany the weights of a Hugging Face checkpoint, which is served as a whole."""
 _PACKAGES: Final = ("nvidia-modelopt", "torch", "transformers", "safetensors")
 
 
@@ -64,6 +78,22 @@ def run(context: StageContext[Any]) -> None:
     write_json(context.out / FACTS_FILE, facts)
     params, times = context.params, ", ".join(f"{name} {value:.1f} s" for name, value in work.times_s.items())
     print(f"{params.precision} checkpoint ({params.checkpoint_format}): {times}", flush=True)  # noqa: T201 - the stage's log
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Suspends cycle collection: while objects are only added, the collector would traverse them again each time their
+    number grew by a quarter.
+
+    For short phases in which nothing is measured or served. Also a decorator.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextmanager
@@ -96,11 +126,9 @@ class Quantization:
             )
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Count the wall time within as `name`."""
         return timed(self.times_s, name)
 
     def run(self) -> dict[str, Any]:
-        """Do the work, and report the results."""
         config, layout = _read_config(self.model), Layout(self.asked.tp, self.asked.pp)
         if self.for_engines:
             checkpoint_writer.check_layout(config, layout, self.precision)
@@ -137,7 +165,6 @@ class Quantization:
         }
 
     def rows(self, config: dict[str, Any]) -> list[list[int]]:
-        """The calibration rows, as tokens."""
         longest = min(self.selection.max_length, config.get("max_position_embeddings") or self.selection.max_length)
         selection = replace(self.selection, max_length=longest)
         data = self.context.files.get("calibration_data") or default_set()
@@ -210,7 +237,7 @@ class Quantization:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-        from trtllm_pipeline.tensorrt.modelopt import experts, fused
+        from trtllm_pipeline.tensorrt.modelopt import experts
 
         gpus = torch.cuda.device_count()
         placement: Any = {"": "cpu"} if gpus == 0 else {"": 0} if gpus == 1 else "auto"
@@ -247,11 +274,10 @@ class Quantization:
         if self.for_engines:
             experts.take_apart(model)
             if self.asked.tp > 1:
-                fused.reorder(model, self.asked.tp)
+                experts.reorder(model, self.asked.tp)
         return model.eval()
 
     def export(self, model: Any, config: dict[str, Any], layout: Layout) -> None:
-        """Write the checkpoint."""
         import torch
 
         out = self.context.out

@@ -105,7 +105,6 @@ def of_itself(known: KnownServer) -> list[str]:
 
 
 def settings(cell: Cell) -> Mapping[str, Any]:
-    """The section of a cell's settings about its server."""
     return cell.settings["openai"]
 
 
@@ -253,7 +252,9 @@ def _version(program: str, module: str | None, asking: tuple[str, ...], _changed
     if module is not None:
         return _package(program, lambda each: module.partition(".")[0] in _modules(each))
     if first.startswith("#!") and "python" in first:
-        python = _interpreter(first[2:].split())
+        words = first[2:].split()
+        name = next(iter(_without_env(words)), words[0])  # env looks it up
+        python = shutil.which(name) or name
         package = _package(python, lambda each: any(entry.name == path.name for entry in each.entry_points))
         if package is not None:
             return package
@@ -265,12 +266,6 @@ def _version(program: str, module: str | None, asking: tuple[str, ...], _changed
         lines = [line.strip() for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
         return next((line for line in lines if re.search(r"\bversion\b", line)), lines[0] if lines else None)
     return f"{path.name} {digest_file(path)[:12]}"
-
-
-def _interpreter(words: Sequence[str]) -> str:
-    """The program in a script's first line, including one that env looks up."""
-    name = next(iter(_without_env(words)), words[0])
-    return shutil.which(name) or name
 
 
 def _without_env(words: Sequence[str]) -> Sequence[str]:

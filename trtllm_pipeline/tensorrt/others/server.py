@@ -51,7 +51,6 @@ class CommandServer(Server):
         return {**description, "pid": self.process.pid, "http": address}
 
     def stop(self, timeout_s: float) -> int | None:
-        """Interrupt it, then terminate and kill all its processes."""
         return self.process.stop(timeout_s)
 
 

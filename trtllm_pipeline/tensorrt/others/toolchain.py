@@ -198,7 +198,6 @@ def _programs_lacking(cell: Cell, words: Sequence[str], machine: Machine) -> str
 
 
 def gpus(cell: Cell, machine: Machine) -> int:
-    """The GPUs of a cell's server."""
     openai = command.settings(cell)
     if openai["url"]:
         return 0
@@ -263,11 +262,6 @@ def _held(cell: Cell) -> tuple[int, int]:
         dp=cell.dp,
     )
     return weights + shape.tower_bytes, request
-
-
-def _reading_s(cell: Cell, _machine: Machine) -> float:
-    """Seconds to read the weights from files."""
-    return source_bytes(cell) / READ if _reads_weights(cell) else 0.0
 
 
 def _read(cell: Cell) -> LaunchOpenAi:
@@ -426,7 +420,7 @@ def _toolchain(name: str) -> Toolchain:
         starts=_starts,
         needs=_needs,
         expected_s=30.0 if known is None else known.start_s,
-        takes=_reading_s,
+        takes=lambda cell, _machine: source_bytes(cell) / READ if _reads_weights(cell) else 0.0,
     )
     serve = replace(
         serve,

@@ -114,7 +114,6 @@ def argv(
     mpirun: str | None,
     run_prefix: str,
     root: bool,
-    oversubscribe: bool,
     log: Path | None,
     host: str = LOOPBACK,
     options: Sequence[str] = (),
@@ -149,12 +148,10 @@ def argv(
     command = [mpirun]
     if root:
         command.append("--allow-run-as-root")
-    if oversubscribe:
-        command.append("--oversubscribe")
-    # Called by its path, mpirun would put its own directories first on PATH and LD_LIBRARY_PATH.
-    command.append("--noprefix")
-    # mpirun would bind each of up to two ranks to one core, and rank 0 has tokenizers and an HTTP server to run.
-    command += ["--bind-to", "none"]
+    # mpirun refuses more ranks than cores by default, but ranks mostly wait for GPUs. Called by its path, it would put its
+    # own directories first on PATH and LD_LIBRARY_PATH. It would bind each of up to two ranks to one core, and rank 0 has
+    # tokenizers and an HTTP server to run.
+    command += ["--oversubscribe", "--noprefix", "--bind-to", "none"]
     if log is not None:
         command += ["--merge-stderr-to-stdout", "--output-filename", f"{log}:nocopy"]
     for rank, words in enumerate(ranks):

@@ -80,7 +80,6 @@ class Servers:
 
 
 def _at(command: Sequence[str], port: int | str) -> list[str]:
-    """A server's command line with its address."""
     return [*command, "--host", LOOPBACK, "--port", str(port)]
 
 

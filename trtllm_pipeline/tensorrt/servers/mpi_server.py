@@ -108,7 +108,6 @@ class World(triton_server.RunningTriton):
 
     @property
     def pids(self) -> list[int]:
-        """Logs of the ranks that have one, in order."""
         return self.process.started()
 
     def rank_log(self, rank: int) -> Path:
@@ -178,16 +177,17 @@ def start(
     loaded = _models(repository)
     linked, backends = triton_server.link(triton_, repository, log.parent / "links")
     folder = log.parent / RANKS_FOLDER
-    command = _command(
-        triton_,
+    command = argv(
+        str(triton_.binary),
         linked,
-        str(backends),
+        ports,
         world_size,
         mpirun=mpirun,
-        prefix=prefix,
+        run_prefix=prefix,
+        root=os.geteuid() == 0,
         log=links.plain(log.parent) / folder.name,
-        ports=ports,
         host=host,
+        options=_options(triton_, backends),
         images=model_names.ENCODERS_MODEL in loaded,
     )
     shutil.rmtree(folder, ignore_errors=True)  # from an earlier start
@@ -219,53 +219,28 @@ def pasted_command(
 ) -> PastedCommand:
     """The command that starts `world_size` ranks on links to `repository`. mpirun prints the ranks' logs."""
     models, backends, before = triton_server.pasted_folders(triton_, repository)
-    words = _command(
-        triton_,
+    words = argv(
+        str(triton_.binary),
         models,
-        backends,
+        ports,
         world_size,
         mpirun=mpirun,
         # Not ours: leftovers with our prefix are removed once their pipeline has ended.
-        prefix=f"ranks-{uuid.uuid4().hex[:8]}-",
+        run_prefix=f"ranks-{uuid.uuid4().hex[:8]}-",
+        root=os.geteuid() == 0,
         log=None,
-        ports=ports,
         host=host,
+        options=_options(triton_, backends),
         images=model_names.ENCODERS_MODEL in _models(repository),
     )
     return triton_server.pasted(triton_, words, _VARIABLES if mpirun else {}, before)
 
 
-def _command(
-    triton_: triton_installation.TritonInstallation,
-    repository: Path,
-    backends: str,
-    world_size: int,
-    *,
-    mpirun: str | None,
-    prefix: str,
-    log: Path | None,
-    ports: Ports,
-    host: str,
-    images: bool,
-) -> list[str]:
-    return argv(
-        str(triton_.binary),
-        repository,
-        ports,
-        world_size,
-        mpirun=mpirun,
-        run_prefix=prefix,
-        root=os.geteuid() == 0,
-        oversubscribe=True,  # mpirun refuses more ranks than cores by default, but ranks mostly wait for GPUs
-        log=log,
-        host=host,
-        options=(
-            *([] if triton_.stubs is None else [f"--backend-directory={backends}"]),
-            *triton_server.closing_options(triton_)[0],
-            f"--exit-timeout-secs={triton_server.EXIT_TIMEOUT_S}",
-        ),
-        images=images,
-    )
+def _options(triton_: triton_installation.TritonInstallation, backends: object) -> list[str]:
+    """Options of every rank."""
+    folder = [] if triton_.stubs is None else [f"--backend-directory={backends}"]
+    exit_after = f"--exit-timeout-secs={triton_server.EXIT_TIMEOUT_S}"
+    return [*folder, *triton_server.closing_options(triton_)[0], exit_after]
 
 
 def _models(repository: Path) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from typing import ClassVar, Final, Protocol
 from trtllm_pipeline.base import FailureClass, ServerError
 from trtllm_pipeline.measure import ProtocolError
 from trtllm_pipeline.tensorrt.diagnosis import killed, out_of_memory
-from trtllm_pipeline.tensorrt.diagnosis.causes import LogLine, LogText, first_cause, first_error, telling_lines
+from trtllm_pipeline.tensorrt.diagnosis.causes import LogText, first_cause, first_error, telling_lines
 from trtllm_pipeline.tensorrt.servers.command_lines import LOOPBACK, Ports
 
 _LOOK_S: Final = 2.0
@@ -170,7 +170,8 @@ def diagnose(
             line=None if error is None else error.number,
             telling=tuple(map(str, telling_lines(logs))),
         )
-    quote = "" if cause and _same(cause, known.line.message) else f"; {known.quoted(_whose(known.line, log))}"
+    whose = "its log" if known.line.path == log else f"{known.line.path.parent.name}'s log"
+    quote = "" if cause and _same(cause, known.line.message) else f"; {known.quoted(whose)}"
     return ServerError(
         f"{who} {how}{quote}",
         failure=known.failure,
@@ -185,10 +186,6 @@ def diagnose(
 def _same(cause: str, line: str) -> bool:
     """True if a server's own message and the line with the first cause are the same."""
     return cause.rpartition(": ")[2] in line
-
-
-def _whose(line: LogLine, log: Path) -> str:
-    return "its log" if line.path == log else f"{line.path.parent.name}'s log"
 
 
 def _address_space() -> str | None:

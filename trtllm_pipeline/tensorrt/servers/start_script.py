@@ -61,7 +61,6 @@ def script(
         mpirun=MPIRUN,
         run_prefix="@run@",
         root=True,
-        oversubscribe=True,
         log=None,
         host="@host@",
         options=["@closing@", f"--exit-timeout-secs={_EXIT_S}"],

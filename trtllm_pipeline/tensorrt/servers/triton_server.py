@@ -188,7 +188,6 @@ def pasted_command(
     host: str,
     variables: Mapping[str, str],
 ) -> PastedCommand:
-    """The command that starts `triton` on links to `repository`."""
     models, backends, before = pasted_folders(triton, repository)
     return pasted(triton, _command(triton, models, backends, ports, host), variables, before)
 
@@ -329,7 +328,6 @@ class RunningTriton(Server):
         self.stubs = self._live_stubs()
 
     def died(self) -> ServerError:
-        """The reason for its end, from its exit status and its log."""
         return diagnose(self.process.poll(), self.log, before=self.before)
 
     def dead_models(self) -> set[str]:

@@ -62,7 +62,6 @@ class OpenAiServer(Server):
             return None
 
     def stop(self, timeout_s: float) -> int | None:
-        """Interrupt it, then terminate and kill all its processes."""
         return self.process.stop(timeout_s)
 
 

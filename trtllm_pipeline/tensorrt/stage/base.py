@@ -130,7 +130,6 @@ class Stage:
 
     @property
     def sentence(self) -> str:
-        """The summary as a sentence."""
         return f"{self.summary[:1].upper()}{self.summary[1:]}."
 
     def upstream(self, name: str) -> tuple[str, ...]:

@@ -9,17 +9,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache, partial
-from typing import (
-    Annotated,
-    Any,
-    Final,
-    Literal,
-    NamedTuple,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-)
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, overload
 
 from trtllm_pipeline.base import Json
 from trtllm_pipeline.measure import ImagesAsked, windows
@@ -46,7 +36,9 @@ MOST_TOKENS = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """Properties of one parameter besides its type and default."""
+    """Properties of one parameter besides its type and default: of a field (`param`), or of a type that several classes
+    share (Annotated).
+    """
 
     help: str
     """A phrase that starts with a small letter, without a full stop."""
@@ -78,8 +70,28 @@ class Param:
 
 IfSet = partial(Param, key_with=ITSELF)
 """A parameter that is in the key only if it is set."""
-Later = partial(Param, later=True)
-"""A parameter that was added after keys were in use."""
+
+
+@overload
+def param(text: str, default: T, **about: Any) -> T: ...
+@overload
+def param(text: str, **about: Any) -> Any: ...
+def param(text: str, default: Any = MISSING, *, kind: type[Param] = Param, **about: Any) -> Any:
+    """A field for one parameter, whose help is `text`. Without a default it is required. `about` is as in `Param`."""
+    metadata = {"about": kind(text, **about)}
+    if isinstance(default, dict):
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def if_set(text: str, default: T, **about: Any) -> T:
+    """A parameter that is in the key only if it is set."""
+    return param(text, default, key_with=ITSELF, **about)
+
+
+def later(text: str, default: T, **about: Any) -> T:
+    """A parameter that was added after keys were in use."""
+    return param(text, default, later=True, **about)
 
 
 class Parameters:
@@ -112,7 +124,9 @@ def table(cls: Any) -> tuple[ParamField, ...]:
     """The parameters of a class, in their order."""
     rows = []
     for each in fields(cls):
-        kind, about = get_args(each.type)
+        kind, about = each.type, each.metadata.get("about")
+        if about is None:
+            kind, about = get_args(kind)
         optional = get_origin(kind) in {Union, types.UnionType} and type(None) in get_args(kind)
         if optional:
             (kind,) = (part for part in get_args(kind) if part is not type(None))
@@ -244,56 +258,48 @@ DRAFT_LENGTHS: Final[Mapping[str, int]] = {
 class DownloadParams(Parameters):
     """Parameters of the download stage."""
 
-    source: Annotated[
-        dict[str, Any],
-        Param("source as in a recipe, pinned to a revision or digest", key_without="content"),
-    ]
-    content: Annotated[
-        dict[str, str] | None,
-        IfSet(
-            "digest of each file that is read, by name: SHA-256, of a local source BLAKE3",
-            null="not known before the download",
-        ),
-    ] = None
-    form: Annotated[Form | None, IfSet("content to download", null="a whole model")] = None
-    folder: Annotated[str | None, Param("path of a local source", runtime=True)] = None
-    copies: Annotated[
-        list[dict[str, Any]] | None,
-        Param("other sources on hubs, which continue if the first fails", null="none", runtime=True),
-    ] = None
-    quantization: Annotated[str | None, Param("required quantization of the weights", null="any", runtime=True)] = None
-    offline: Annotated[bool, Param("use only files on this machine, and fail if one is missing", runtime=True)] = False
-    max_workers: Annotated[int, Param("files fetched at a time", ge=1, le=64, runtime=True)] = 4
+    source: dict[str, Any] = param("source as in a recipe, pinned to a revision or digest", key_without="content")
+    content: dict[str, str] | None = if_set(
+        "digest of each file that is read, by name: SHA-256, of a local source BLAKE3",
+        None,
+        null="not known before the download",
+    )
+    form: Form | None = if_set("content to download", None, null="a whole model")
+    folder: str | None = param("path of a local source", None, runtime=True)
+    copies: list[dict[str, Any]] | None = param(
+        "other sources on hubs, which continue if the first fails", None, null="none", runtime=True
+    )
+    quantization: str | None = param("required quantization of the weights", None, null="any", runtime=True)
+    offline: bool = param("use only files on this machine, and fail if one is missing", False, runtime=True)
+    max_workers: int = param("files fetched at a time", 4, ge=1, le=64, runtime=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection(Parameters):
     """The part of a calibration set that is used, and its presentation."""
 
-    samples: Annotated[int | None, Param("rows used, all of a smaller set", ge=1, null="all rows, up to 512")] = None
-    max_length: Annotated[int, Param("tokens kept of a row", ge=1)] = 512
-    seed: Annotated[int, Param("seed for choosing the rows", ge=0)] = 0
-    chat_template: Annotated[bool, Param("wrap each row as a user's turn of the model's chat template")] = False
-    column: Annotated[
-        str | None, IfSet("column, or key, to read", null="text, input, text_input, messages or input_ids")
-    ] = None
+    samples: int | None = param("rows used, all of a smaller set", None, ge=1, null="all rows, up to 512")
+    max_length: int = param("tokens kept of a row", 512, ge=1)
+    seed: int = param("seed for choosing the rows", 0, ge=0)
+    chat_template: bool = param("wrap each row as a user's turn of the model's chat template", False)
+    column: str | None = if_set("column, or key, to read", None, null="text, input, text_input, messages or input_ids")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchParams(Parameters):
     """Parameters of every launch stage."""
 
-    host: Annotated[
-        str, Param("address to listen on; any address but loopback is open to other machines", runtime=True)
-    ] = "127.0.0.1"
-    http_port: Annotated[int, Param("port of HTTP; 0 uses a free one", ge=0, le=65535, runtime=True)] = 0
-    grpc_port: Annotated[int, Param("port of gRPC; 0 uses a free one", ge=0, le=65535, runtime=True)] = 0
-    metrics_port: Annotated[int, Param("port of metrics; 0 uses a free one", ge=0, le=65535, runtime=True)] = 0
-    ready_timeout_s: Annotated[float, Param("time limit from start to ready", gt=0, le=1e9, runtime=True)] = 600.0
-    stop_timeout_s: Annotated[
-        float, Param("time limit for a graceful shutdown, before the server is killed", gt=0, le=1e9, runtime=True)
-    ] = 3.0
-    restarts: Annotated[int, Param("restarts of a server that died", ge=0, runtime=True)] = 3
+    host: str = param(
+        "address to listen on; any address but loopback is open to other machines", "127.0.0.1", runtime=True
+    )
+    http_port: int = param("port of HTTP; 0 uses a free one", 0, ge=0, le=65535, runtime=True)
+    grpc_port: int = param("port of gRPC; 0 uses a free one", 0, ge=0, le=65535, runtime=True)
+    metrics_port: int = param("port of metrics; 0 uses a free one", 0, ge=0, le=65535, runtime=True)
+    ready_timeout_s: float = param("time limit from start to ready", 600.0, gt=0, le=1e9, runtime=True)
+    stop_timeout_s: float = param(
+        "time limit for a graceful shutdown, before the server is killed", 3.0, gt=0, le=1e9, runtime=True
+    )
+    restarts: int = param("restarts of a server that died", 3, ge=0, runtime=True)
     exclusive: Beside = None
 
 
@@ -301,70 +307,55 @@ class LaunchParams(Parameters):
 class LaunchEmbedded(LaunchParams):
     """Parameters of the embedded toolchain's launch stage."""
 
-    threads: Annotated[int, Param("CPU threads of the embedded runtime; 0 means one per core", ge=0, le=4096)] = 0
+    threads: int = param("CPU threads of the embedded runtime; 0 means one per core", 0, ge=0, le=4096)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchFrontend(LaunchParams):
     """Parameters of TensorRT-LLM's launch stages."""
 
-    frontend: Annotated[
-        Frontend,
-        Param(
-            "server: Triton, TensorRT-LLM's OpenAI server trtllm-serve, the OpenAI front end of Triton's images, or servers of "
-            "trtllm-serve for prompts and for generation behind a router"
-        ),
-    ] = "triton"
+    frontend: Frontend = param(
+        "server: Triton, TensorRT-LLM's OpenAI server trtllm-serve, the OpenAI front end of Triton's images, or servers of "
+        "trtllm-serve for prompts and for generation behind a router",
+        "triton",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class OtherServer(Parameters):
     """An OpenAI-compatible server: a running one, or its command line."""
 
-    url: Annotated[
-        str | None,
-        IfSet(
-            "address of a running server, http://HOST:PORT; it is neither started nor stopped",
-            null="none: a command starts it",
-        ),
-    ] = None
-    command: Annotated[
-        str | None,
-        Param("command line of the server, with {model}, {port} and other placeholders", null="that of a known server"),
-    ] = None
-    options: Annotated[
-        dict[str, Option], IfSet("additional options of the command, appended; a list gives an option several values")
-    ] = field(default_factory=dict)
-    environment: Annotated[dict[str, Scalar], IfSet("environment variables of the server")] = field(
-        default_factory=dict
+    url: str | None = if_set(
+        "address of a running server, http://HOST:PORT; it is neither started nor stopped",
+        None,
+        null="none: a command starts it",
     )
-    served_name: Annotated[
-        str | None, IfSet("model name in requests", null="that of the first model that it lists")
-    ] = None
-    endpoint: Annotated[
-        Literal["completions", "chat"],
-        Param("endpoint: bare prompts, or chats for servers that have nothing else"),
-    ] = "completions"
-    ready_path: Annotated[
-        str | None, Param("path that returns status 200 when it is ready", null="/v1/models", runtime=True)
-    ] = None
-    gpus: Annotated[
-        int | None,
-        Param("GPUs leased for it", ge=0, le=1024, null="one for each rank, if the machine has GPUs"),
-    ] = None
+    command: str | None = param(
+        "command line of the server, with {model}, {port} and other placeholders", None, null="that of a known server"
+    )
+    options: dict[str, Option] = if_set(
+        "additional options of the command, appended; a list gives an option several values", {}
+    )
+    environment: dict[str, Scalar] = if_set("environment variables of the server", {})
+    served_name: str | None = if_set("model name in requests", None, null="that of the first model that it lists")
+    endpoint: Literal["completions", "chat"] = param(
+        "endpoint: bare prompts, or chats for servers that have nothing else", "completions"
+    )
+    ready_path: str | None = param(
+        "path that returns status 200 when it is ready", None, null="/v1/models", runtime=True
+    )
+    gpus: int | None = param(
+        "GPUs leased for it", None, ge=0, le=1024, null="one for each rank, if the machine has GPUs"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOpenAi(OtherServer, LaunchParams):
     """Parameters of the launch stages of OpenAI-compatible servers."""
 
-    server: Annotated[
-        str | None, IfSet("known server whose command line is used", null="none", choices=OPENAI_SERVERS)
-    ] = None
-    lists_models: Annotated[bool, Param("it lists the models that it serves", of_matrix=True, runtime=True)] = True
-    version: Annotated[str | None, Param("version of the server", null="unknown until it starts", of_matrix=True)] = (
-        None
-    )
+    server: str | None = if_set("known server whose command line is used", None, null="none", choices=OPENAI_SERVERS)
+    lists_models: bool = param("it lists the models that it serves", True, of_matrix=True, runtime=True)
+    version: str | None = param("version of the server", None, null="unknown until it starts", of_matrix=True)
 
 
 GENERAL_PROMPT = "The capital of France is"
@@ -374,267 +365,210 @@ GENERAL_PROMPT = "The capital of France is"
 class CheckParams(Parameters):
     """First prompt to a new engine, without a server. Only the stage check of TensorRT-LLM engines reads it."""
 
-    prompt: Annotated[str, Param("prompt of the check")] = GENERAL_PROMPT
-    max_tokens: Annotated[int, Param("length of the answer", ge=1, le=MOST_TOKENS)] = 8
+    prompt: str = param("prompt of the check", GENERAL_PROMPT)
+    max_tokens: int = param("length of the answer", 8, ge=1, le=MOST_TOKENS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SmokeParams(Parameters):
     """Parameters of the smoke stage."""
 
-    prompt: Annotated[str, Param("prompt of the check")] = GENERAL_PROMPT
-    max_tokens: Annotated[int, Param("length of the answer", ge=1, le=MOST_TOKENS)] = 16
-    expected: Annotated[str | None, Param("text that the greedy answer must contain", null="any text passes")] = None
-    images: Annotated[
-        str | None,
-        IfSet(
-            "synthetic images for one more prompt, such as 1@64x64; with an engine, one for every prompt",
-            null="no such prompt",
-        ),
-    ] = None
-    lora: Annotated[
-        str | None, IfSet("LoRA adapter of the compared answers; none is the model without one", null="the first")
-    ] = None
+    prompt: str = param("prompt of the check", GENERAL_PROMPT)
+    max_tokens: int = param("length of the answer", 16, ge=1, le=MOST_TOKENS)
+    expected: str | None = param("text that the greedy answer must contain", None, null="any text passes")
+    images: str | None = if_set(
+        "synthetic images for one more prompt, such as 1@64x64; with an engine, one for every prompt",
+        None,
+        null="no such prompt",
+    )
+    lora: str | None = if_set(
+        "LoRA adapter of the compared answers; none is the model without one", None, null="the first"
+    )
     lora_names: LoraNames = ()
-    max_seq_len: Annotated[
-        int | None, Param("maximum tokens of prompt and output together, if no engine specifies it", ge=1, runtime=True)
-    ] = None
-    request_timeout_s: Annotated[float, Param("time limit of one request", gt=0, le=1e9, runtime=True)] = 120.0
+    max_seq_len: int | None = param(
+        "maximum tokens of prompt and output together, if no engine specifies it", None, ge=1, runtime=True
+    )
+    request_timeout_s: float = param("time limit of one request", 120.0, gt=0, le=1e9, runtime=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PerfParams(Parameters):
     """Parameters of the perf stage."""
 
-    concurrency: Annotated[
-        tuple[int, ...] | None,
-        Param(
-            "requests in flight, one level after the other",
-            ge=1,
-            le=MOST_IN_FLIGHT,
-            null="1, 4, 16 ... up to the batch size, 1 if that is unknown; none with request_rate or trace_speed",
-            empty=True,
-        ),
-    ] = None
-    request_rate: Annotated[
-        tuple[float, ...],
-        IfSet(
-            "requests per second on average, with any number in flight; levels after those of concurrency",
-            gt=0,
-            le=MOST_RATE,
-        ),
-    ] = ()
-    request_distribution: Annotated[
-        Literal["poisson", "constant", "gamma"],
-        Param(
-            "arrivals of a request rate: random (independent users), evenly spaced, or with burstiness",
-            key_with="request_rate",
-        ),
-    ] = "poisson"
-    burstiness: Annotated[
-        float, Later("shape of request_distribution gamma: below 1 in bursts, above 1 more even", gt=0, le=1e6)
-    ] = 1.0
-    trace_speed: Annotated[
-        tuple[float, ...],
-        IfSet(
-            "replay the input data at its own times (timestamp), this many times as fast; 1 is as recorded; levels after those of "
-            "request_rate",
-            gt=0,
-            le=MOST_RATE,
-        ),
-    ] = ()
-    slo: Annotated[
-        Objectives | None, IfSet("report goodput, the share of requests that meet all of these: ttft=300ms,tpot=40ms")
-    ] = None
-    requests: Annotated[
-        int | None,
-        Param(
-            "requests measured at each level; at least three for each in flight",
-            ge=1,
-            le=MOST_REQUESTS,
-            null=f"{windows.LEVEL_DEFAULTS.requests_each} for each in flight, at least {windows.LEVEL_DEFAULTS.least_requests}",
-        ),
-    ] = None
-    level_budget_s: Annotated[
-        float | None,
-        Later(
-            "time after which a level starts no further request; requests in flight end normally [s]",
-            gt=0,
-            le=1e9,
-            null=f"{windows.LEVEL_DEFAULTS.budget_s:g} s, or no limit if requests is given",
-        ),
-    ] = None
-    warmup_requests: Annotated[
-        int | None,
-        Param(
-            "requests before each level, not measured",
-            ge=0,
-            le=MOST_REQUESTS,
-            null="two for each in flight, 4 for a request rate",
-        ),
-    ] = None
-    max_tokens: Annotated[
-        int | None,
-        Param(
-            "output tokens of a request whose prompt does not set them",
-            ge=1,
-            le=MOST_TOKENS,
-            null=f"the output length that the engine was built for, {MAX_TOKENS} if that is unknown",
-        ),
-    ] = None
-    temperature: Annotated[float, Param("temperature; 0 is greedy", ge=0, le=100)] = 0.0
-    workload: Annotated[
-        Literal["prompts", "isl_osl"] | None,
-        Later(
-            "prompts: rows of the input data as they are; isl_osl: prompts of exactly the given input length, rows cut or "
-            "padded, or synthetic text, with outputs of exactly the given length",
-            null="isl_osl; prompts with input data and no lengths, or without a known length and tokenizer",
-        ),
-    ] = None
-    input_tokens: Annotated[
-        int | None,
-        Later(
-            "(isl_osl) mean prompt length", ge=1, le=MOST_TOKENS, null="the input length that the engine was built for"
-        ),
-    ] = None
-    ignore_eos: Annotated[
-        bool | None,
-        Later(
-            "generate exactly the requested output tokens, past the model's own end, by the inputs that the server has for it",
-            null="yes with isl_osl, if the server has such inputs",
-        ),
-    ] = None
-    input_tokens_stddev: Annotated[
-        float, Later("(isl_osl) standard deviation of prompt lengths", ge=0, le=MOST_TOKENS)
-    ] = 0.0
-    output_tokens_stddev: Annotated[
-        float, Later("(isl_osl) standard deviation of answer lengths", ge=0, le=MOST_TOKENS)
-    ] = 0.0
-    shared_prefix_tokens: Annotated[
-        int, Later("(isl_osl) tokens of the prefix that prompts share", ge=0, le=MOST_TOKENS)
-    ] = 0
-    shared_prefixes: Annotated[
-        int, Later("(isl_osl) number of shared prefixes, used round-robin", ge=1, le=MOST_REQUESTS)
-    ] = 1
-    turns: Annotated[
-        int,
-        Later(
-            "requests of a conversation, each sent after the previous answer; with isl_osl the last one has the whole length, "
-            "with input data it is the maximum number of turns",
-            ge=1,
-            le=1_000,
-        ),
-    ] = 1
-    turn_delay_s: Annotated[
-        float, Later("seconds between an answer and the next turn of its conversation", ge=0, le=1e6)
-    ] = 0.0
-    num_prompts: Annotated[
-        int | None,
-        Later(
-            "number of prompts, or conversations: the first rows of the input data, or synthetic ones",
-            ge=1,
-            le=MOST_REQUESTS,
-            null="all rows of the input data; one synthetic prompt for each request",
-        ),
-    ] = None
-    too_long: Annotated[
-        Literal["fail", "skip"] | None,
-        Later("action if rows of the input data do not fit the engine", null="skip for requests of a trace, else fail"),
-    ] = None
-    top_k: Annotated[
-        int | None, Later("number of tokens that sampling chooses from", ge=1, null="the server's own")
-    ] = None
-    top_p: Annotated[
-        float | None,
-        Later("total probability of the tokens that sampling chooses from", gt=0, le=1, null="the server's own"),
-    ] = None
-    stop_words: Annotated[tuple[str, ...], Later("texts that end an answer, for prompts without their own")] = ()
-    extra_inputs: Annotated[
-        dict[str, Any], Later("additional inputs of every request, by the server's names, such as repetition_penalty")
-    ] = field(default_factory=dict)
-    random_seed: Annotated[int, Later("seed of arrival times, synthetic prompts and sampling", ge=0, le=2**31)] = 0
-    warmup: Annotated[
-        Literal["count", "flat"],
-        Later(
-            "count: this many requests before each level; flat: at least as many, until the time to first token stops "
-            "falling, eight times as many at most"
-        ),
-    ] = "count"
-    measurement_interval_ms: Annotated[
-        float | None, Later("duration of each level [ms], instead of requests", gt=0, le=1e9, null="requests")
-    ] = None
-    max_in_flight: Annotated[
-        int | None,
-        Later(
-            "maximum requests in flight of a request rate; a server that falls behind counts as saturated",
-            ge=1,
-            le=MOST_IN_FLIGHT,
-            null="no limit",
-        ),
-    ] = None
-    stop_when: Annotated[
-        Precisions,
-        Later("repeat until the 95% intervals of these metrics are this narrow, to either side: output_tps=3%"),
-    ] = field(default_factory=dict)
-    max_repeats: Annotated[int, Later("maximum repeats with stop_when", ge=1, le=MOST_REPEATS)] = 20
-    budget_s: Annotated[
-        float | None,
-        Later(
-            "time after which no further repeat, or rate, starts [s]",
-            gt=0,
-            le=1e9,
-            null="max_repeats is the only limit",
-        ),
-    ] = None
-    find_rate: Annotated[
-        float | None,
-        Later(
-            "search for the highest request rate at which this share of requests meets slo, such as 0.95; needs 300 requests",
-            gt=0,
-            le=1,
-            null="no search",
-        ),
-    ] = None
-    find_concurrency: Annotated[
-        float | None,
-        Later(
-            "search for the most requests in flight at which this share of requests meets slo, such as 0.95, up to saturation",
-            gt=0,
-            le=1,
-            null="no search",
-        ),
-    ] = None
-    images: Annotated[
-        str | None, IfSet("synthetic images for each request, COUNT@WIDTHxHEIGHT such as 1@512x512", null="none")
-    ] = None
-    lora: Annotated[
-        str | None, IfSet("LoRA adapter of requests; none is the model without one", null="all of them, in turn")
-    ] = None
+    concurrency: tuple[int, ...] | None = param(
+        "requests in flight, one level after the other",
+        None,
+        ge=1,
+        le=MOST_IN_FLIGHT,
+        null="1, 4, 16 ... up to the batch size, 1 if that is unknown; none with request_rate or trace_speed",
+        empty=True,
+    )
+    request_rate: tuple[float, ...] = if_set(
+        "requests per second on average, with any number in flight; levels after those of concurrency",
+        (),
+        gt=0,
+        le=MOST_RATE,
+    )
+    request_distribution: Literal["poisson", "constant", "gamma"] = param(
+        "arrivals of a request rate: random (independent users), evenly spaced, or with burstiness",
+        "poisson",
+        key_with="request_rate",
+    )
+    burstiness: float = later(
+        "shape of request_distribution gamma: below 1 in bursts, above 1 more even", 1.0, gt=0, le=1e6
+    )
+    trace_speed: tuple[float, ...] = if_set(
+        "replay the input data at its own times (timestamp), this many times as fast; 1 is as recorded; levels after those of "
+        "request_rate",
+        (),
+        gt=0,
+        le=MOST_RATE,
+    )
+    slo: Objectives | None = if_set(
+        "report goodput, the share of requests that meet all of these: ttft=300ms,tpot=40ms", None
+    )
+    requests: int | None = param(
+        "requests measured at each level; at least three for each in flight",
+        None,
+        ge=1,
+        le=MOST_REQUESTS,
+        null=f"{windows.LEVEL_DEFAULTS.requests_each} for each in flight, at least {windows.LEVEL_DEFAULTS.least_requests}",
+    )
+    level_budget_s: float | None = later(
+        "time after which a level starts no further request; requests in flight end normally [s]",
+        None,
+        gt=0,
+        le=1e9,
+        null=f"{windows.LEVEL_DEFAULTS.budget_s:g} s, or no limit if requests is given",
+    )
+    warmup_requests: int | None = param(
+        "requests before each level, not measured",
+        None,
+        ge=0,
+        le=MOST_REQUESTS,
+        null="two for each in flight, 4 for a request rate",
+    )
+    max_tokens: int | None = param(
+        "output tokens of a request whose prompt does not set them",
+        None,
+        ge=1,
+        le=MOST_TOKENS,
+        null=f"the output length that the engine was built for, {MAX_TOKENS} if that is unknown",
+    )
+    temperature: float = param("temperature; 0 is greedy", 0.0, ge=0, le=100)
+    workload: Literal["prompts", "isl_osl"] | None = later(
+        "prompts: rows of the input data as they are; isl_osl: prompts of exactly the given input length, rows cut or "
+        "padded, or synthetic text, with outputs of exactly the given length",
+        None,
+        null="isl_osl; prompts with input data and no lengths, or without a known length and tokenizer",
+    )
+    input_tokens: int | None = later(
+        "(isl_osl) mean prompt length",
+        None,
+        ge=1,
+        le=MOST_TOKENS,
+        null="the input length that the engine was built for",
+    )
+    ignore_eos: bool | None = later(
+        "generate exactly the requested output tokens, past the model's own end, by the inputs that the server has for it",
+        None,
+        null="yes with isl_osl, if the server has such inputs",
+    )
+    input_tokens_stddev: float = later("(isl_osl) standard deviation of prompt lengths", 0.0, ge=0, le=MOST_TOKENS)
+    output_tokens_stddev: float = later("(isl_osl) standard deviation of answer lengths", 0.0, ge=0, le=MOST_TOKENS)
+    shared_prefix_tokens: int = later("(isl_osl) tokens of the prefix that prompts share", 0, ge=0, le=MOST_TOKENS)
+    shared_prefixes: int = later("(isl_osl) number of shared prefixes, used round-robin", 1, ge=1, le=MOST_REQUESTS)
+    turns: int = later(
+        "requests of a conversation, each sent after the previous answer; with isl_osl the last one has the whole length, "
+        "with input data it is the maximum number of turns",
+        1,
+        ge=1,
+        le=1_000,
+    )
+    turn_delay_s: float = later("seconds between an answer and the next turn of its conversation", 0.0, ge=0, le=1e6)
+    num_prompts: int | None = later(
+        "number of prompts, or conversations: the first rows of the input data, or synthetic ones",
+        None,
+        ge=1,
+        le=MOST_REQUESTS,
+        null="all rows of the input data; one synthetic prompt for each request",
+    )
+    too_long: Literal["fail", "skip"] | None = later(
+        "action if rows of the input data do not fit the engine", None, null="skip for requests of a trace, else fail"
+    )
+    top_k: int | None = later("number of tokens that sampling chooses from", None, ge=1, null="the server's own")
+    top_p: float | None = later(
+        "total probability of the tokens that sampling chooses from", None, gt=0, le=1, null="the server's own"
+    )
+    stop_words: tuple[str, ...] = later("texts that end an answer, for prompts without their own", ())
+    extra_inputs: dict[str, Any] = later(
+        "additional inputs of every request, by the server's names, such as repetition_penalty", {}
+    )
+    random_seed: int = later("seed of arrival times, synthetic prompts and sampling", 0, ge=0, le=2**31)
+    warmup: Literal["count", "flat"] = later(
+        "count: this many requests before each level; flat: at least as many, until the time to first token stops "
+        "falling, eight times as many at most",
+        "count",
+    )
+    measurement_interval_ms: float | None = later(
+        "duration of each level [ms], instead of requests", None, gt=0, le=1e9, null="requests"
+    )
+    max_in_flight: int | None = later(
+        "maximum requests in flight of a request rate; a server that falls behind counts as saturated",
+        None,
+        ge=1,
+        le=MOST_IN_FLIGHT,
+        null="no limit",
+    )
+    stop_when: Precisions = later(
+        "repeat until the 95% intervals of these metrics are this narrow, to either side: output_tps=3%", {}
+    )
+    max_repeats: int = later("maximum repeats with stop_when", 20, ge=1, le=MOST_REPEATS)
+    budget_s: float | None = later(
+        "time after which no further repeat, or rate, starts [s]",
+        None,
+        gt=0,
+        le=1e9,
+        null="max_repeats is the only limit",
+    )
+    find_rate: float | None = later(
+        "search for the highest request rate at which this share of requests meets slo, such as 0.95; needs 300 requests",
+        None,
+        gt=0,
+        le=1,
+        null="no search",
+    )
+    find_concurrency: float | None = later(
+        "search for the most requests in flight at which this share of requests meets slo, such as 0.95, up to saturation",
+        None,
+        gt=0,
+        le=1,
+        null="no search",
+    )
+    images: str | None = if_set(
+        "synthetic images for each request, COUNT@WIDTHxHEIGHT such as 1@512x512", None, null="none"
+    )
+    lora: str | None = if_set(
+        "LoRA adapter of requests; none is the model without one", None, null="all of them, in turn"
+    )
     lora_names: LoraNames = ()
-    protocol: Annotated[Literal["grpc", "http"], Param("protocol of requests; both support streaming")] = "grpc"
-    repeats: Annotated[
-        int,
-        Param("runs of the whole list of levels, on one server; they determine the intervals", ge=1, le=MOST_REPEATS),
-    ] = 1
-    declared: Annotated[dict[str, Any], Param("required settings of the server")] = field(default_factory=dict)
-    dcgm_url: Annotated[
-        tuple[str, ...],
-        IfSet(
-            "DCGM exporters of the server's GPUs, such as http://HOST:9400/metrics, for power, energy, memory and load of GPUs "
-            "on other machines"
-        ),
-    ] = ()
-    dcgm_gpus: Annotated[
-        tuple[int, ...],
-        Param(
-            "GPUs of each machine to read from dcgm_url, by index; empty means all", ge=0, le=1_000, key_with="dcgm_url"
-        ),
-    ] = ()
+    protocol: Literal["grpc", "http"] = param("protocol of requests; both support streaming", "grpc")
+    repeats: int = param(
+        "runs of the whole list of levels, on one server; they determine the intervals", 1, ge=1, le=MOST_REPEATS
+    )
+    declared: dict[str, Any] = param("required settings of the server", {})
+    dcgm_url: tuple[str, ...] = if_set(
+        "DCGM exporters of the server's GPUs, such as http://HOST:9400/metrics, for power, energy, memory and load of GPUs "
+        "on other machines",
+        (),
+    )
+    dcgm_gpus: tuple[int, ...] = param(
+        "GPUs of each machine to read from dcgm_url, by index; empty means all", (), ge=0, le=1_000, key_with="dcgm_url"
+    )
     exclusive: Beside = None
-    request_timeout_s: Annotated[float, Param("time limit of one request", gt=0, le=1e9, runtime=True)] = 300.0
+    request_timeout_s: float = param("time limit of one request", 300.0, gt=0, le=1e9, runtime=True)
 
     def __post_init__(self) -> None:
-        """Raise ValueError for inconsistent values."""
         for wrong in conflicts(self):
             raise ValueError(wrong)
         if self.images is not None:
@@ -706,33 +640,29 @@ def fixed_lengths(perf: Any, input_data: object) -> bool:
 class ScoreParams(Parameters):
     """Parameters of the score stage."""
 
-    metrics: Annotated[
-        tuple[str, ...],
-        Param("metrics: exact, contains, regex, numeric, choice, rouge_l, chrf, or MODULE:FUNCTION of your own Python"),
-    ] = ("exact", "contains")
-    min_score: Annotated[
-        float | None, Param("minimum mean score of the first metric; below it the stage fails", ge=0, le=1)
-    ] = None
+    metrics: tuple[str, ...] = param(
+        "metrics: exact, contains, regex, numeric, choice, rouge_l, chrf, or MODULE:FUNCTION of your own Python",
+        ("exact", "contains"),
+    )
+    min_score: float | None = param(
+        "minimum mean score of the first metric; below it the stage fails", None, ge=0, le=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyParams(ScoreParams):
     """Parameters of the accuracy stage."""
 
-    max_tokens: Annotated[int, Param("length of the greedy answers", ge=1, le=MOST_TOKENS)] = 32
-    lora: Annotated[
-        str | None,
-        IfSet(
-            "LoRA adapter of the scored answers; none is the model without one",
-            null="the adapter of perf, else the only one",
-        ),
-    ] = None
+    max_tokens: int = param("length of the greedy answers", 32, ge=1, le=MOST_TOKENS)
+    lora: str | None = if_set(
+        "LoRA adapter of the scored answers; none is the model without one",
+        None,
+        null="the adapter of perf, else the only one",
+    )
     lora_names: LoraNames = ()
-    images: Annotated[
-        str | None, IfSet("synthetic image for each question without one, such as 1@384x384", null="none")
-    ] = None
-    concurrency: Annotated[int, Param("requests in flight", ge=1, le=MOST_IN_FLIGHT, runtime=True)] = 4
-    request_timeout_s: Annotated[float, Param("time limit of one request", gt=0, le=1e9, runtime=True)] = 300.0
+    images: str | None = if_set("synthetic image for each question without one, such as 1@384x384", None, null="none")
+    concurrency: int = param("requests in flight", 4, ge=1, le=MOST_IN_FLIGHT, runtime=True)
+    request_timeout_s: float = param("time limit of one request", 300.0, gt=0, le=1e9, runtime=True)
 
 
 TASK_FILE: Final = "task "
@@ -757,27 +687,24 @@ def task_conflicts(accuracy: Any) -> Iterator[str]:
 class TaskParams(Parameters):
     """Parameters of the tasks stage."""
 
-    tasks: Annotated[
-        tuple[str, ...],
-        Param("standard tasks of lm-evaluation-harness: names of tasks or groups, or NAME:LIMIT, such as mmlu:200"),
-    ] = ()
-    num_fewshot: Annotated[
-        int | None, IfSet("(tasks) examples before each question", ge=0, le=1000, null="the task's own")
-    ] = None
-    task_endpoint: Annotated[
-        Literal["completions", "chat"] | None,
-        IfSet(
-            "(tasks) endpoint: chat puts each question into the model's chat template",
-            null="completions, or chat for servers that have nothing else",
-        ),
-    ] = None
-    min_score: Annotated[
-        float | None, Param("minimum of the first task's first score; below it the stage fails", ge=0, le=1)
-    ] = None
-    max_length: Annotated[int, Param("tokens of a prompt and its answer, for likelihoods", ge=1, of_matrix=True)] = 2048
-    version: Annotated[str | None, Param("release of lm-evaluation-harness", null="unknown", of_matrix=True)] = None
-    concurrency: Annotated[int, Param("requests in flight", ge=1, le=MOST_IN_FLIGHT, runtime=True)] = 4
-    request_timeout_s: Annotated[float, Param("time limit of one request", gt=0, le=1e9, runtime=True)] = 300.0
+    tasks: tuple[str, ...] = param(
+        "standard tasks of lm-evaluation-harness: names of tasks or groups, or NAME:LIMIT, such as mmlu:200", ()
+    )
+    num_fewshot: int | None = if_set(
+        "(tasks) examples before each question", None, ge=0, le=1000, null="the task's own"
+    )
+    task_endpoint: Literal["completions", "chat"] | None = if_set(
+        "(tasks) endpoint: chat puts each question into the model's chat template",
+        None,
+        null="completions, or chat for servers that have nothing else",
+    )
+    min_score: float | None = param(
+        "minimum of the first task's first score; below it the stage fails", None, ge=0, le=1
+    )
+    max_length: int = param("tokens of a prompt and its answer, for likelihoods", 2048, ge=1, of_matrix=True)
+    version: str | None = param("release of lm-evaluation-harness", None, null="unknown", of_matrix=True)
+    concurrency: int = param("requests in flight", 4, ge=1, le=MOST_IN_FLIGHT, runtime=True)
+    request_timeout_s: float = param("time limit of one request", 300.0, gt=0, le=1e9, runtime=True)
 
 
 SECTIONS: Final[Mapping[str, type]] = {"check": CheckParams}

@@ -24,15 +24,7 @@ from trtllm_pipeline.tensorrt.stage.server_requests import (
 )
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.measure import (
-        ExpectedServer,
-        LoadPlan,
-        LoadResult,
-        Objectives,
-        Target,
-        session,
-        workloads,
-    )
+    from trtllm_pipeline.measure import ExpectedServer, LoadPlan, LoadResult, Objectives, Target, session, workloads
     from trtllm_pipeline.models import Engine
 
 
@@ -103,6 +95,8 @@ def load_plan(
             raise UsageError("prompts of given lengths need a tokenizer to count tokens", hint="give --tokenizer DIR")
         workload = None
     settings = {**to_json(replace(params, max_tokens=max_tokens)), "declared": dict(expected.declared)}
+    chosen: dict[str, session.Option | None] = {"top_k": params.top_k, "top_p": params.top_p}
+    sampling = {name: value for name, value in chosen.items() if value is not None}
     return replace(
         plan,
         target=replace(
@@ -110,7 +104,7 @@ def load_plan(
             timeout_s=params.request_timeout_s,
             max_tokens=max_tokens,
             temperature=params.temperature,
-            options={**target.options, **_sampling(params)},
+            options={**target.options, **sampling, **params.extra_inputs},
             exact_length=bool(params.ignore_eos),
             stop_words=params.stop_words,
             seed=params.random_seed,
@@ -164,12 +158,6 @@ def _objectives(params: PerfParams) -> Objectives:
     from trtllm_pipeline.measure import Objectives
 
     return Objectives({name.removesuffix("_ms"): limit for name, limit in (params.slo or {}).items()})
-
-
-def _sampling(params: PerfParams) -> dict[str, session.Option]:
-    """Inputs of every request, by the server's names."""
-    chosen: dict[str, session.Option | None] = {"top_k": params.top_k, "top_p": params.top_p}
-    return {**{name: value for name, value in chosen.items() if value is not None}, **params.extra_inputs}
 
 
 def _levels(params: PerfParams, expected: ExpectedServer, engine: Engine | None) -> tuple[int, ...]:

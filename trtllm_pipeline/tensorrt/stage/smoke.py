@@ -14,17 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.base import FailureClass, ServerError, StageError, running_since, write_json
-from trtllm_pipeline.measure import (
-    ImagesAsked,
-    Prompt,
-    Service,
-    Target,
-    http,
-    prompts,
-    session,
-    target,
-    triton,
-)
+from trtllm_pipeline.measure import ImagesAsked, Prompt, Service, Target, http, prompts, session, target, triton
 from trtllm_pipeline.models import Engine, model_config, read_tokenizer
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.lora import ADAPTERS
@@ -180,17 +170,16 @@ class _Smoke:
 
     async def _answers(self, model: str, protocol: str) -> None:
         async with self._client(model, protocol) as client:
-            if isinstance(client, triton.Client) and (
-                lacking := [n for n in self.target.options if not client.model.takes(n)]
-            ):
-                reason = f"the model has no input {', '.join(lacking)} in this release"
+            reason = None
+            if isinstance(client, triton.Client):
+                if lacking := [name for name in self.target.options if not client.model.takes(name)]:
+                    reason = f"the model has no input {', '.join(lacking)} in this release"
+                elif protocol == "grpc_unary" and client.model.decoupled:
+                    reason = "the model is decoupled, and Triton serves those over ModelStreamInfer alone"
+            if reason is None:
+                await self._check("answer", protocol, model, self._answer(client))
+            else:
                 self.skipped.append({"name": "answer", "protocol": protocol, "model": model, "reason": reason})
-                return
-            if protocol == "grpc_unary" and isinstance(client, triton.Client) and client.model.decoupled:
-                reason = "the model is decoupled, and Triton serves those over ModelStreamInfer alone"
-                self.skipped.append({"name": "answer", "protocol": protocol, "model": model, "reason": reason})
-                return
-            await self._check("answer", protocol, model, self._answer(client))
 
     async def _health(self, client: target.AnyClient) -> str:
         ready = await client.ready()

@@ -72,14 +72,7 @@ def returns_likelihoods(url: str, model: str, tokens: Sequence[int], timeout_s: 
     import httpx
 
     key = target.environment_key()
-    body = {
-        "model": model,
-        "prompt": [list(tokens)],
-        "max_tokens": 1,
-        "temperature": 0,
-        "logprobs": 1,
-        "echo": True,
-    }
+    body = {"model": model, "prompt": [list(tokens)], "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True}
     try:
         answer = httpx.post(
             f"{urls.api_url(url)}/completions",

@@ -67,7 +67,6 @@ def _contents(cell: Cell) -> dict[str, str] | None:
 
 
 def _download(cell: Cell) -> DownloadParams:
-    """The model's source and contents."""
     source = cell.recipe["source"]
     places = {name: cell.recipe.get(name) for name in ("folder", "copies")}
     values: dict[str, Any] = {"source": source, "content": _contents(cell), **places}
@@ -139,7 +138,6 @@ def planned_world(
         mpirun=launcher(world_size, release, machine.mpirun),
         run_prefix="{prefix}",
         root=os.geteuid() == 0,
-        oversubscribe=True,
         log=context.attempt / "ranks",
         host=context.params.host,
         images=images,
@@ -397,15 +395,13 @@ def _perf_s(cell: Cell, machine: Machine) -> float:
         requests = windows.requests_of(params.requests, level, params.warmup_requests, params.turns)
         return answering_s(warm, level) + (interval_s or min(most_s, answering_s(requests, level)))
 
+    warm_s = answering_s(1 + warm_up(4), 1)
+
     def opened_s(rate: float) -> float:
-        return (interval_s or min(most_s, windows.requests_of(params.requests, None) / rate)) + answering_s(
-            1 + warm_up(4), 1
-        )
+        return warm_s + (interval_s or min(most_s, windows.requests_of(params.requests, None) / rate))
 
     closed = sum(map(closed_s, params.concurrency or ()))
-    replayed_s = (interval_s or windows.level_budget(params.level_budget_s, None) or 0.0) + answering_s(
-        1 + warm_up(4), 1
-    )
+    replayed_s = warm_s + (interval_s or windows.level_budget(params.level_budget_s, None) or 0.0)
     opened = sum(map(opened_s, params.request_rate)) + len(params.trace_speed) * replayed_s
     repeats = params.max_repeats if params.stop_when else params.repeats
     searched = 0.0
@@ -413,14 +409,10 @@ def _perf_s(cell: Cell, machine: Machine) -> float:
         fewest = objectives.LEAST_SEARCHED if interval_s else params.requests or objectives.LEAST_SEARCHED
         searched = _RATES_TRIED * max(interval_s or 0.0, answering_s(fewest, cell.max_batch_size))
     if params.find_concurrency is not None:
-        searched += sum(map(closed_s, _tried_in_flight(cell.max_batch_size)))
+        # Doublings to twice the batch, and a bisection there.
+        doublings = [2**power for power in range((2 * cell.max_batch_size).bit_length())]
+        searched += sum(map(closed_s, [*doublings, *[cell.max_batch_size] * 4]))
     return min(params.budget_s or math.inf, repeats * (closed + opened) + searched)
-
-
-def _tried_in_flight(batch: int) -> list[int]:
-    """Levels that a search for the highest concurrency may try: doublings to twice the batch, and a bisection there."""
-    doublings = [2**power for power in range((2 * batch).bit_length())]
-    return [*doublings, *[batch] * 4]
 
 
 def _with_good_rows(params: P, files: Mapping[str, str], _machine: Machine) -> P:

@@ -96,7 +96,6 @@ def lora_names(cell: Cell) -> tuple[str, ...]:
 
 
 def form(name: str) -> Form:
-    """The kind of a companion."""
     return "adapter" if name in ADAPTERS else "draft"
 
 
@@ -175,12 +174,8 @@ def unfit(cell: Cell, of: Mapping[str, Mapping[str, Any] | None]) -> str | None:
                 f"settings.speculative.model {name} is not an EAGLE-3 head: its config.json has no draft_vocab_size, and no "
                 "architecture of that name"
             )
-        size = drafter.get("target_hidden_size") or drafter.get("hidden_size")
-        if isinstance(size, int) and size != cell.recipe["hidden_size"]:
-            return (
-                f"settings.speculative.model {name} is for models with a hidden size of {size}; {cell.model} has "
-                f"{cell.recipe['hidden_size']}"
-            )
+        if (reason := _unlike_width(cell, drafter.get("target_hidden_size") or drafter.get("hidden_size"))) is not None:
+            return reason
     where, known = ("config.json", model) if cell.recipe.get(_OWN_LAYERS) is None else ("recipe", cell.recipe)
     if method == "mtp" and known is not None and not known.get(_OWN_LAYERS):
         return (
@@ -269,13 +264,16 @@ def _unfit_heads(cell: Cell, method: str, of: Mapping[str, Mapping[str, Any] | N
             f"{start} has rope_theta {base:g} in its {where}, and the converter of heads uses {_ROTARY_BASE}; "
             f"set settings.quantize.options: {{rotary_base: {base:g}}}"
         )
-    size = head.get("hidden_size")
-    if isinstance(size, int) and size != cell.recipe["hidden_size"]:
-        return (
-            f"settings.speculative.model {named_models(cell)[DRAFT]} is for models with a hidden size of {size}; {cell.model} "
-            f"has {cell.recipe['hidden_size']}"
-        )
-    return None
+    return _unlike_width(cell, head.get("hidden_size"))
+
+
+def _unlike_width(cell: Cell, size: object) -> str | None:
+    """Why a drafter for models with a hidden size of `size` does not fit a cell's model, or None."""
+    ours = cell.recipe["hidden_size"]
+    if not isinstance(size, int) or size == ours:
+        return None
+    name = named_models(cell)[DRAFT]
+    return f"settings.speculative.model {name} is for models with a hidden size of {size}; {cell.model} has {ours}"
 
 
 def _is_eagle3(head: Mapping[str, Any]) -> bool:
@@ -381,7 +379,5 @@ FETCH_ADAPTERS: Final = (
     *(_fetching(name, _FETCH_ADAPTER) for name in ADAPTERS if name != ADAPTER),
 )
 FETCH_DRAFT: Final = _fetching(
-    DRAFT,
-    "fetch the draft model of speculative decoding and verify it",
-    "ORGANIZATION/NAME --output-dir draft",
+    DRAFT, "fetch the draft model of speculative decoding and verify it", "ORGANIZATION/NAME --output-dir draft"
 )

@@ -15,7 +15,7 @@ from trtllm_pipeline.base import Cell, Machine, Scope, assume
 from trtllm_pipeline.measure import lm_eval
 from trtllm_pipeline.tensorrt.stage.base import Stage
 from trtllm_pipeline.tensorrt.stage.params import TASK_FILE, TaskParams, load
-from trtllm_pipeline.tensorrt.toolchains import companions, time_estimates, vision
+from trtllm_pipeline.tensorrt.toolchains import catalog, companions, time_estimates, vision
 from trtllm_pipeline.tensorrt.toolchains.common_stages import ASKED, MAY_LACK
 
 _RELEASES: Final = (Version("0.4.9"), Version("0.5"))
@@ -54,7 +54,8 @@ def lacks_for_tasks(cell: Cell, machine: Machine) -> str | None:
         return f"settings.accuracy.tasks: {lm_eval.missing()}: {lm_eval.INSTALL}"
     if not _supported(found.version):
         return f"settings.accuracy.tasks: lm_eval {found.version} is installed, but 0.4.9 or a later 0.4 is needed"
-    if _in_triton(cell) and importlib.util.find_spec("uvicorn") is None:
+    in_triton = cell.toolchain in catalog.names() and cell.settings["serve"]["frontend"] == "triton"
+    if in_triton and importlib.util.find_spec("uvicorn") is None:
         return "settings.accuracy.tasks: lm_eval reaches Triton through the gateway: pip install 'trtllm-pipeline[gateway]'"
     return None
 
@@ -64,12 +65,6 @@ def _supported(version: str | None) -> bool:
         return version is None or _RELEASES[0] <= Version(version) < _RELEASES[1]
     except InvalidVersion:
         return True
-
-
-def _in_triton(cell: Cell) -> bool:
-    return cell.toolchain in {"embedded", "tensorrt_llm", "tensorrt_llm_pytorch"} and (
-        cell.settings["serve"]["frontend"] == "triton"
-    )
 
 
 def _tasks(cell: Cell) -> list[lm_eval.TaskItem]:

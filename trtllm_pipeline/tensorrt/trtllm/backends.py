@@ -113,7 +113,6 @@ def checkpoint_params(cell: Cell) -> dict[str, Any]:
 
 
 def numerics_of(cell: Cell) -> Numerics:
-    """What a cell's precision means."""
     weights = PRECISIONS.get(cell.precision)
     calibrated = weights is not None and weights.calibrated
     made = "calibrated with Model Optimizer" if calibrated else "rounded to nearest, without calibration"
@@ -121,7 +120,6 @@ def numerics_of(cell: Cell) -> Numerics:
 
 
 def calibration_data(cell: Cell) -> Mapping[str, str]:
-    """The file with the calibration text."""
     return {"calibration_data": str(calibration(cell)["data"])}
 
 
@@ -131,7 +129,6 @@ def has_own_calibration_data(cell: Cell) -> bool:
 
 
 def calibration(cell: Cell) -> Mapping[str, Json]:
-    """Settings of the calibration rows."""
     setting = cell.settings["quantize"]["calibration"]
     assert isinstance(setting, dict)
     return setting

@@ -39,7 +39,6 @@ class Case:
 
     @staticmethod
     def of(cell: Cell, machine: Machine, installed: TensorRTLLM, installed_help: str | None) -> Case:
-        """The case of a cell on a machine with the TensorRT-LLM `installed`."""
         return Case(
             cell=cell,
             machine=machine,
@@ -54,7 +53,6 @@ class Case:
 
     @property
     def release(self) -> str:
-        """The installed TensorRT-LLM release."""
         return self.installed.release
 
     @property
@@ -64,7 +62,6 @@ class Case:
 
     @property
     def drafting(self) -> Drafting | None:
-        """How its engine drafts tokens. None if it does not."""
         return drafting(self.cell)
 
     @property
@@ -75,7 +72,6 @@ class Case:
 
     @property
     def shown(self) -> str:
-        """The cell's precision as displayed."""
         return shown(self.cell.precision, prequantized.form_of(self.cell))
 
     @property
@@ -85,7 +81,6 @@ class Case:
 
     @property
     def attention(self) -> commands.ContextAttention:
-        """The attention options for trtllm-build."""
         return commands.context_attention(
             self.release, precision=self.precision, kv=self.kv, sm=self.sm, extra=self.build
         )

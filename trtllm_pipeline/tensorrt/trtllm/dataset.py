@@ -34,7 +34,6 @@ def command(context: StageContext[Any]) -> list[str]:
 
 
 def run(context: StageContext[Checkpoint]) -> None:
-    """Write the calibration set of an attempt."""
     data = context.files.get("calibration_data", default_set())  # optional in a manual run
     count = write(data, context.inputs["model"], context.params.calibration or Selection(), folder(context))
     print(f"{count} calibration rows")  # noqa: T201 - the stage's log

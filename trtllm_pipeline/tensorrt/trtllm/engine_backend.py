@@ -74,11 +74,7 @@ _LOOKED_AT: Final = frozenset(("llama", "qwen", "phi", "gpt", "gemma"))
 _READ_BY_RUN: Final = frozenset(ModelPart) - {ModelPart.WEIGHTS}
 """Files that run.py may read for the tokenizer."""
 _IN_TRITON: Final = frozenset({*SETTINGS, "parameters", *_CONFIG})
-_READ: Final = {
-    "triton": _IN_TRITON,
-    "triton_openai": _IN_TRITON,
-    "trtllm_serve": frozenset(llmapi.SERVE_SETTINGS),
-}
+_READ: Final = {"triton": _IN_TRITON, "triton_openai": _IN_TRITON, "trtllm_serve": frozenset(llmapi.SERVE_SETTINGS)}
 """Frontend -> the repository settings that have an effect."""
 
 
@@ -231,14 +227,6 @@ def _check_buildable(context: StageContext[EngineBuild]) -> None:
             raise StageError(error.message, failure=FailureClass.USER, hint=hint) from error
 
 
-def _convert_reads(cell: Cell) -> Mapping[str, frozenset[ModelPart]]:
-    """Weights and configuration: the scripts only open the tokenizer for calibration.
-
-    Source: convert_checkpoint.py of `_LOOKED_AT`, and `from_hugging_face` of their models.
-    """
-    return {"model": CONVERTED} if _is_known(cell) else {}
-
-
 def _is_known(cell: Cell) -> bool:
     """True if the files that a cell's script reads are known. Options of a matrix may let it read more, and draft heads
     have separate scripts.
@@ -291,11 +279,6 @@ def _build_params(cell: Cell) -> EngineBuild:
     return load(EngineBuild, backends.checkpoint_params(cell), own)
 
 
-def _visual_params(cell: Cell) -> VisualBuild:
-    family = str(cell.recipe["family"])
-    return VisualBuild(family=family, max_batch_size=cell.max_batch_size * vision.FAMILIES[family].parts)
-
-
 def _repository(cell: Cell) -> EngineRepository:
     settings = cell.settings["repository"]
     own = {**backends.frontend(cell), "max_batch_size": settings["triton_max_batch_size"] or cell.max_batch_size}
@@ -342,7 +325,9 @@ CONVERT: Final = Stage(
     commands=_convert,
     inputs={"model": "download", companions.DRAFT: companions.DRAFT},
     optional=frozenset({companions.DRAFT}),
-    parts=_convert_reads,
+    # The scripts only open the tokenizer for calibration. Source: convert_checkpoint.py of `_LOOKED_AT`, and
+    # `from_hugging_face` of their models.
+    parts=lambda cell: {"model": CONVERTED} if _is_known(cell) else {},
     applies=lambda cell, machine: _route(cell, machine) == "convert",
     params=Checkpoint,
     read=lambda cell: _checkpoint(cell, calibrated=False),
@@ -385,7 +370,10 @@ BUILD_VISUAL: Final = Stage(
     inputs={"model": "download"},
     applies=lambda cell, _machine: vision.sees(cell),
     params=VisualBuild,
-    read=_visual_params,
+    read=lambda cell: VisualBuild(
+        family=str(cell.recipe["family"]),
+        max_batch_size=cell.max_batch_size * vision.FAMILIES[str(cell.recipe["family"])].parts,
+    ),
     resources=backends.one_gpu,
     gpus=lambda _context: 1,
     section="build",
@@ -512,16 +500,16 @@ def _instead(cell: Cell, machine: Machine) -> str | None:
     the runtime supports, and for a precision that the recipe lists only for it: the runtime then has the reason why the
     cell cannot work.
     """
-    release = installed(machine).release
+    release, name = installed(machine).release, str(cell.recipe["family"])
     if not releases.at_least(release, releases.FIRST_PYTORCH):
         return None
-    name = str(cell.recipe["family"])
     family = releases.FAMILIES.get(name)
-    unknown = family is None or not releases.at_least(release, family.since)
-    # Upstream recommends it for images, and it accepts more than one per request.
-    unknown = unknown or (name in vision.FAMILIES and name not in vision.PYTORCH_WITHOUT)
-    if unknown or rules.takes_model(cell, machine):
-        return PYTORCH if unknown else None
+    if family is None or not releases.at_least(release, family.since):
+        return PYTORCH
+    if name in vision.FAMILIES and name not in vision.PYTORCH_WITHOUT:
+        return PYTORCH  # upstream recommends it for images, and it accepts more than one per request
+    if rules.takes_model(cell, machine):
+        return None
     if rules.takes_model(replace(cell, toolchain=PYTORCH), machine):
         return PYTORCH
     engines, pytorch = (rules.precisions_of(cell.recipe, each) for each in (cell.toolchain, PYTORCH))
@@ -545,11 +533,7 @@ TOOLCHAIN: Final = Toolchain(
         REPOSITORY,
         backends.launching(
             "engine",
-            {
-                "repository": "repository",
-                "engine": "build",
-                **{name: name for name in (*ADAPTERS, DRAFTER, VISUAL)},
-            },
+            {"repository": "repository", "engine": "build", **{name: name for name in (*ADAPTERS, DRAFTER, VISUAL)}},
             _server,
             needs.serving,
             expected_s=30.0,

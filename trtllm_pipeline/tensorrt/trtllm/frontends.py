@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_pipeline.base import FailureClass, StageError, TensorRTLLM, probe, write_json
-from trtllm_pipeline.models import Engine, EngineError, lint, model_config
+from trtllm_pipeline.models import Engine, lint, model_config
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.lora import ADAPTERS
 from trtllm_pipeline.tensorrt.toolchains import vision
@@ -91,10 +91,7 @@ def write_engine(
 
     Raises StageError for templates that cannot be filled, and for errors that the linter finds in the result.
     """
-    try:
-        facts = Engine.of_trtllm_build(engine.absolute())
-    except EngineError as error:
-        raise StageError(error.message, failure=FailureClass.USER, hint=error.hint) from error
+    facts = Engine.of_trtllm_build(engine.absolute())
     if rank := lora_models.check_all(adapters, facts, model):
         params = lora_models.with_cache(params, rank, adapters, facts)
     values = templates.values_of(params, engine=facts, tokenizer=model, visual=visual)
@@ -202,13 +199,9 @@ def _adapter_settings(
     context: StageContext[EngineRepository] | StageContext[WeightsRepository], adapters: Sequence[Path], release: str
 ) -> dict[str, Any]:
     """Arguments of the LLM API for adapters: an engine records what it supports, weights do not."""
-    if isinstance(context.params, EngineRepository):
-        try:
-            return llmapi.adapter_cache(
-                lora_models.check_all(
-                    adapters, Engine.of_trtllm_build(context.inputs["engine"]), context.inputs["model"]
-                )
-            )
-        except EngineError as error:
-            raise StageError(error.message, failure=FailureClass.USER, hint=error.hint) from error
-    return llmapi.lora(adapters, context.inputs["model"], release)
+    model = context.inputs["model"]
+    if not isinstance(context.params, EngineRepository):
+        return llmapi.lora(adapters, model, release)
+    rank = lora_models.check_all(adapters, Engine.of_trtllm_build(context.inputs["engine"]), model)
+    sizes = {"optimal_adapter_size": rank, "max_adapter_size": rank}
+    return {} if rank <= llmapi.CACHED_RANK else {"peft_cache_config": sizes}

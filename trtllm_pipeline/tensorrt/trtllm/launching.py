@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,17 +92,11 @@ def disaggregated_servers(folder: Path) -> Servers:
 
     Raises StageError for a directory that was not created for disaggregated servers.
     """
-    try:
+    hint = "pipeline stage repository --frontend disaggregated creates one"
+    with _created_for("disaggregated servers", folder, hint):
         servers = Servers(**json.loads((folder / SERVE_FILE).read_text(encoding="utf-8"))["servers"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StageError(
-            f"{folder} was not created for disaggregated servers: {SERVE_FILE}: {error}",
-            failure=FailureClass.USER,
-            hint="pipeline stage repository --frontend disaggregated creates one",
-        ) from error
-    return replace(
-        servers, context=_in_place(folder, servers.context), generation=_in_place(folder, servers.generation)
-    )
+    context, generation = (_in_place(folder, each) for each in (servers.context, servers.generation))
+    return replace(servers, context=context, generation=generation)
 
 
 def serve_command(folder: Path) -> list[str]:
@@ -109,15 +104,20 @@ def serve_command(folder: Path) -> list[str]:
 
     Raises StageError for a directory that was not created for trtllm-serve.
     """
-    try:
+    hint = "pipeline stage repository --frontend trtllm_serve creates one; --frontend triton serves a Triton repository"
+    with _created_for("trtllm-serve", folder, hint):
         command = [str(word) for word in json.loads((folder / SERVE_FILE).read_text(encoding="utf-8"))["command"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StageError(
-            f"{folder} was not created for trtllm-serve: {SERVE_FILE}: {error}",
-            failure=FailureClass.USER,
-            hint="pipeline stage repository --frontend trtllm_serve creates one; --frontend triton serves a Triton repository",
-        ) from error
     return _in_place(folder, command)
+
+
+@contextmanager
+def _created_for(server: str, folder: Path, hint: str) -> Iterator[None]:
+    """Raise StageError if a directory cannot be read as one for `server`."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        message = f"{folder} was not created for {server}: {SERVE_FILE}: {error}"
+        raise StageError(message, failure=FailureClass.USER, hint=hint) from error
 
 
 def _in_place(folder: Path, command: Sequence[str]) -> list[str]:

@@ -35,7 +35,7 @@ MODEL: Final = "tensorrt_llm"
 OF_TRITON: Final = "triton_config"
 """The key of model.yaml that is not passed to the LLM API."""
 ADAPTER_INPUT: Final = "lora_path"
-_CACHED_RANK: Final = 64
+CACHED_RANK: Final = 64
 """`maxAdapterSize` of the runtime's cache of adapters. Source: PeftCacheConfig."""
 ARGUMENTS: Final = {"enable_chunked_context": "enable_chunked_prefill"}
 """Setting -> argument of the LLM API."""
@@ -151,19 +151,14 @@ def speculation(params: WeightsRepository, release: str, draft: Path | None) -> 
     if method in WITH_DRAFT_MODEL and draft is None:
         raise StageError(f"{method} needs a draft model, but no model was given", failure=FailureClass.USER)
     value: dict[str, Any] = {"decoding_type": decoding_type(method, release)}
-    length = params.max_draft_len or DRAFT_LENGTHS[method]
-    value[_length_key(method, release)] = length
+    former = method == "mtp" and not at_least(release, MTP_LENGTH_RENAMED)
+    key = "num_nextn_predict_layers" if former else "max_draft_len"
+    value[key] = params.max_draft_len or DRAFT_LENGTHS[method]
     if method in WITH_DRAFT_MODEL:
         value["speculative_model_dir"] = str(draft)
     if method == "ngram" or params.max_ngram_size is not None:
         value["max_matching_ngram_size"] = params.max_ngram_size or NGRAM_SIZE
     return {"speculative_config": value}
-
-
-def _length_key(method: str, release: str) -> str:
-    """The argument for the number of tokens drafted at a time."""
-    former = method == "mtp" and not at_least(release, MTP_LENGTH_RENAMED)
-    return "num_nextn_predict_layers" if former else "max_draft_len"
 
 
 def template(root: Path) -> model_config.ModelConfig:
@@ -174,15 +169,6 @@ def template(root: Path) -> model_config.ModelConfig:
 def takes_adapters(config: model_config.ModelConfig) -> bool:
     """True if the LLM API's model in Triton, by its configuration, accepts a LoRA adapter in a request."""
     return any(tensor.name == ADAPTER_INPUT for tensor in config.input)
-
-
-def adapter_cache(rank: int) -> dict[str, Any]:
-    """Arguments of the LLM API for adapters of a rank with an engine. By default, its cache has space for
-    `_CACHED_RANK`.
-    """
-    if rank <= _CACHED_RANK:
-        return {}
-    return {"peft_cache_config": {"optimal_adapter_size": rank, "max_adapter_size": rank}}
 
 
 def lora(adapters: Sequence[Path], model: Path, release: str) -> dict[str, Any]:
@@ -210,16 +196,6 @@ def lora(adapters: Sequence[Path], model: Path, release: str) -> dict[str, Any]:
     return {"lora_config": config, **graphs}
 
 
-def _lookahead(params: EngineRepository) -> dict[str, Any]:
-    """Arguments of the LLM API for lookahead decoding with an engine. For other methods, the engine itself has the
-    settings.
-
-    Source: LookaheadDecodingConfig of 0.20 and 1.1.
-    """
-    sizes = {f"max_{name.removeprefix('lookahead_')}": getattr(params, name) for name in LOOKAHEAD}
-    return {"decoding_type": "Lookahead", **sizes}
-
-
 def decoding_type(method: str, release: str) -> str:
     """TensorRT-LLM's name for a method."""
     if method == "draft":
@@ -244,9 +220,11 @@ def serve_settings(
         result = {"enable_iter_perf_stats": True} if drafts else {}
         entries = _merged({**drafts, **result}, _of_weights(params))
     elif commands.takes_config(release):
-        entries = arguments(LlmApi(**{name: getattr(params, name) for name in SERVE_SETTINGS}), {})
+        entries = of_settings(params)
         if params.decoding_mode == "lookahead":
-            entries["speculative_config"] = _lookahead(params)
+            # With other methods, the engine itself has the settings. Source: LookaheadDecodingConfig of 0.20 and 1.1.
+            sizes = {f"max_{name.removeprefix('lookahead_')}": getattr(params, name) for name in LOOKAHEAD}
+            entries["speculative_config"] = {"decoding_type": "Lookahead", **sizes}
     return {name: value for name, value in entries.items() if value != {}}
 
 
@@ -331,17 +309,14 @@ def serve_line(
     """The command line of trtllm-serve without its address. `folder` has the settings file. With None, only its name is
     given.
     """
-    config = None
-    weights = isinstance(params, WeightsRepository)
-    if (ADAPTER in inputs and weights) or serve_settings(params, installation.release, inputs.get(DRAFT)):
+    release, program = installation.release, installation.serve or "trtllm-serve"
+    model, config, weights = str(inputs["model"]), None, isinstance(params, WeightsRepository)
+    if (ADAPTER in inputs and weights) or serve_settings(params, release, inputs.get(DRAFT)):
         config = SETTINGS_FILE if folder is None else str(folder / SETTINGS_FILE)
-    model, program = str(inputs["model"]), installation.serve or "trtllm-serve"
     if isinstance(params, WeightsRepository):
-        return commands.serve_pytorch(installation.release, params, model=model, config=config, program=program)
+        return commands.serve_pytorch(release, params, model=model, config=config, program=program)
     engine = str(inputs["engine"])
-    return commands.serve_engine(
-        installation.release, params, engine=engine, tokenizer=model, config=config, program=program
-    )
+    return commands.serve_engine(release, params, engine=engine, tokenizer=model, config=config, program=program)
 
 
 def _of_weights(params: WeightsRepository) -> dict[str, Any]:

@@ -309,7 +309,8 @@ def serving_alone(cell: Cell, machine: Machine) -> Needs:
         loaded = weights_bytes(shape, weights_of(cell), 1, 1)  # the files, mapped while they are read
         loaded += shape.tower_bytes + companions.weights_bytes(cell, companions.DRAFT)
     if companions.adapters(cell):
-        loaded += ranks * _adapter_cache(cell)
+        cache = _number(repository.get("lora_cache_host_memory_bytes"))
+        loaded += ranks * (ADAPTER_CACHE if cache is None else int(cache))
     in_triton = backends.in_triton(cell)
     gpu_least, gpu = (parts.fixed + int(parts.kv_token * number / fraction) for number in (request, tokens))
     uncertain = parts.uncertain
@@ -326,12 +327,6 @@ def serving_alone(cell: Cell, machine: Machine) -> Needs:
         error=max(Needs().error, uncertain / gpu_least),
         assumed=("host", "shared"),
     )
-
-
-def _adapter_cache(cell: Cell) -> int:
-    """Host memory that each rank reserves for adapters, in bytes."""
-    setting = _number(cell.settings["repository"].get("lora_cache_host_memory_bytes"))
-    return ADAPTER_CACHE if setting is None else int(setting)
 
 
 def checking(cell: Cell, machine: Machine) -> Needs:
@@ -404,9 +399,7 @@ def converting(cell: Cell, _machine: Machine) -> Needs:
     shape = Shape.of(cell.recipe)
     rank = weights_bytes(shape, weights_of(cell), cell.tp, cell.pp)
     return Needs(
-        host=_RUNTIME + weights_bytes(shape, "bf16", 1, 1) + rank,
-        leaves=checkpoint_bytes(cell),
-        assumed=("host",),
+        host=_RUNTIME + weights_bytes(shape, "bf16", 1, 1) + rank, leaves=checkpoint_bytes(cell), assumed=("host",)
     )
 
 

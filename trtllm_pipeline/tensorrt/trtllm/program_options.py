@@ -262,13 +262,9 @@ def _absence(program: Program, tool: Tool, release: str, name: str, installed: M
         for form in reversed(program.options[canonical]):
             if isinstance(form, Gone) and at_least(release, form.since):
                 return f"{text}: gone since {form.since}" + (f"; instead: {form.instead}" if form.instead else "")
-        later = [
-            form.since
-            for form in program.options[canonical]
-            if isinstance(form, Form) and not at_least(release, form.since)
-        ]
-        if later:
-            return f"{text}: it exists from {later[0]} on"
+        for form in program.options[canonical]:
+            if isinstance(form, Form) and not at_least(release, form.since):
+                return f"{text}: it exists from {form.since} on"
     names = set(known(tool, release)) if installed is None else set(installed)
     close = difflib.get_close_matches(name, names - set(program.ours), n=1, cutoff=0.6)
     return f"{text}; did you mean {close[0].lstrip('-')!r}?" if close else text

@@ -35,12 +35,7 @@ SHARE: Final = 0.5
 """Default share of free memory for the KV cache of each of two engines on one GPU: as in the README of
 examples/draft_target_model.
 """
-DEFAULTS: Final = {
-    "num_medusa_heads": 4,
-    "num_medusa_layers": 1,
-    "num_eagle_layers": 4,
-    "max_non_leaves_per_layer": 10,
-}
+DEFAULTS: Final = {"num_medusa_heads": 4, "num_medusa_layers": 1, "num_eagle_layers": 4, "max_non_leaves_per_layer": 10}
 """Options of the converters."""
 
 

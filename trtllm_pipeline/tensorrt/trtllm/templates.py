@@ -84,7 +84,7 @@ def values_of(
     values = {} if visual is None else _of_images(visual, tokenizer)
     for name, setting in SETTINGS.items():
         value = getattr(params, name)
-        value = setting.default if value is None else value
+        value = setting.usual if value is None else value
         if value is not None:
             values[PLACEHOLDERS[name]] = text(value)
     values.setdefault("logits_datatype", engine.logits_type or "TYPE_FP32")
@@ -206,8 +206,12 @@ def fill_text(text: str, values: Mapping[str, str], *, path: Path, release: str)
         ) from error
     unset = {place.name for place in model_config.placeholders(text) if place.name not in values}
     for key in list(config.parameters):
-        if any(f"${{{name}}}" in config.parameters[key].string_value for name in unset):
-            _leave_unset(config, key)
+        if not any(f"${{{name}}}" in config.parameters[key].string_value for name in unset):
+            continue
+        if key in READ_WITHOUT_ASKING or (config.backend == "python" and key not in _SETTING_OF):
+            config.parameters[key].string_value = ""  # the model needs it
+        else:
+            del config.parameters[key]
     left = next(model_config.placeholders(model_config.to_text(config)), None)
     if left is not None:
         raise StageError(
@@ -216,14 +220,6 @@ def fill_text(text: str, values: Mapping[str, str], *, path: Path, release: str)
             hint=f"settings.repository.parameters: {{{left.name}: VALUE}}",
         )
     return config
-
-
-def _leave_unset(config: model_config.ModelConfig, key: str) -> None:
-    """Remove a parameter, or leave it empty if the model needs it."""
-    if key in READ_WITHOUT_ASKING or (config.backend == "python" and key not in _SETTING_OF):
-        config.parameters[key].string_value = ""
-    else:
-        del config.parameters[key]
 
 
 def given(params: EngineRepository) -> set[str]:

@@ -16,7 +16,6 @@ from trtllm_pipeline.base.files.digest import digest_file
 from trtllm_pipeline.models.files import model_files
 from trtllm_pipeline.models.files.model_files import Fields, ModelFileError, find
 from trtllm_pipeline.models.hub import local
-from trtllm_pipeline.tensorrt.toolchains import passed_files
 
 HEADER = b'{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}'
 CACHE_VARIABLES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME")
@@ -134,7 +133,7 @@ def test_what_is_never_opened(folder: Path, secret: Path, tmp_path: Path, damage
         lambda: find(folder, "LICENSE"),
         lambda: local.contents(folder, digest_file),
         lambda: take(folder, tmp_path / "out"),
-        lambda: passed_files.link(folder, "LICENSE", tmp_path / "linked"),
+        lambda: model_files.link(folder, "LICENSE", tmp_path / "linked"),
     ):
         with pytest.raises(ModelFileError, match=rf"/LICENSE: it is {words}") as caught:
             use()
@@ -155,7 +154,7 @@ def test_a_pipe_in_place_of_a_file_is_told_and_not_waited_for(folder: Path, name
 def test_a_file_that_leads_out_is_not_linked(folder: Path, secret: Path, tmp_path: Path) -> None:
     (folder / "special_tokens_map.json").symlink_to(secret)
     with pytest.raises(ModelFileError, match="outside the model's directory"):
-        passed_files.link(folder, "special_tokens_map.json", tmp_path / "out")
+        model_files.link(folder, "special_tokens_map.json", tmp_path / "out")
     assert secret.stat().st_nlink == 1
 
 
@@ -221,7 +220,7 @@ def test_copies_are_open_to_nobody_else(
     monkeypatch.setattr(local, "_COPIED_BYTES", 10)  # so that the weights are shared
     take(folder, tmp_path / "shared")
     monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(18, "other file system")))
-    passed_files.link(folder, "config.json", tmp_path / "linked")
+    model_files.link(folder, "config.json", tmp_path / "linked")
     for path in (
         *(tmp_path / out / name for out in ("copied", "shared") for name in ("config.json", "model.safetensors")),
         tmp_path / "linked",

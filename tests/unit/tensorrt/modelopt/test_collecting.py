@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from trtllm_pipeline.tensorrt.modelopt.collecting import uncollected
+from trtllm_pipeline.tensorrt.modelopt.quantization_worker import uncollected
 
 
 @uncollected()

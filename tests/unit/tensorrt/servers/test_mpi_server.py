@@ -20,7 +20,6 @@ def argv(world_size: int, mpirun: str | None = "mpirun", **changes: Any) -> list
         "mpirun": mpirun,
         "run_prefix": "run-",
         "root": False,
-        "oversubscribe": False,
         "log": Path("/logs"),
         **changes,
     }
@@ -88,11 +87,11 @@ def test_every_rank_loads_what_sees_and_rank_0_hands_features_on() -> None:
 def test_what_mpirun_is_told() -> None:
     plain, _ = split(argv(2))
     assert "--allow-run-as-root" not in plain
-    assert "--oversubscribe" not in plain
+    assert "--oversubscribe" in plain
     assert plain[plain.index("--bind-to") + 1] == "none"
     assert plain[plain.index("--output-filename") + 1] == "/logs:nocopy"
-    as_root, _ = split(argv(2, root=True, oversubscribe=True))
-    assert {"--allow-run-as-root", "--oversubscribe"} <= set(as_root)
+    as_root, _ = split(argv(2, root=True))
+    assert "--allow-run-as-root" in as_root
 
 
 def test_an_mpirun_off_path_is_called_by_its_path() -> None:

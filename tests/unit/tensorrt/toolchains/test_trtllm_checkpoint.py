@@ -17,12 +17,12 @@ from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.base.errors import FailureClass, MatrixError, ServerError, StageError
 from trtllm_pipeline.base.machine import probe
 from trtllm_pipeline.base.machine.model import Gpu, Machine, TensorRTLLM
+from trtllm_pipeline.models.files import model_files as files
 from trtllm_pipeline.tensorrt import worker
 from trtllm_pipeline.tensorrt.modelopt import formats
 from trtllm_pipeline.tensorrt.servers import engine_requirements
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.params import Selection
-from trtllm_pipeline.tensorrt.toolchains import passed_files as files
 from trtllm_pipeline.tensorrt.trtllm import checkpoint, dataset, engine
 from trtllm_pipeline.tensorrt.trtllm.params import Checkpoint, EngineBuild, EngineCheck
 from trtllm_pipeline.tensorrt.worker import write_job

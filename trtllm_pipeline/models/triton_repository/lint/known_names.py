@@ -27,6 +27,10 @@ class KnownNames:
     """Parameters of TensorRT-LLM's C++ backend, complete."""
     python: Collection[str]
     """Parameters of its Python models."""
+    switches: Sequence[str]
+    """The parameters of both that are true or false."""
+    numbers: Sequence[str]
+    """The parameters of both that are whole numbers."""
     llmapi: Mapping[str, Sequence[str]]
     """Keys of model.yaml by section. The section "" is the top level."""
     vllm: Mapping[str, Sequence[str]]

@@ -56,7 +56,6 @@ class Model:
 
     @property
     def path(self) -> Path:
-        """Its config.pbtxt."""
         return self.folder / model_config.FILE_NAME
 
     @cached_property
@@ -89,7 +88,6 @@ class Model:
 
     @property
     def is_ensemble(self) -> bool:
-        """True if it is an ensemble of other models."""
         config = self.config
         return config is not None and (config.platform == "ensemble" or config.HasField("ensemble_scheduling"))
 
@@ -119,7 +117,6 @@ class Model:
 
     @cached_property
     def code(self) -> str:
-        """The Python code in its directory."""
         return "\n".join(
             path.read_text(encoding="utf-8", errors="replace") for path in sorted(self.folder.rglob("*.py"))
         )
@@ -173,7 +170,6 @@ class ModelRepository:
         yield from ((model, model.config) for model in self.models.values() if model.config is not None)
 
     def engines(self) -> Iterator[tuple[Model, ModelConfig]]:
-        """The models that run a TensorRT-LLM engine."""
         yield from ((model, config) for model, config in self.parsed() if model.is_engine)
 
     def of_an_llm(self) -> Iterator[tuple[Model, ModelConfig]]:
@@ -182,7 +178,6 @@ class ModelRepository:
             yield from self.parsed()
 
     def embedded(self) -> Iterator[tuple[Model, ModelConfig]]:
-        """The models that run an engine of the embedded toolchain."""
         yield from ((model, config) for model, config in self.parsed() if model.is_embedded)
 
 

@@ -15,13 +15,11 @@ class TritonPythonModel:
     """Called by Triton's Python stub."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Load the tokenizer."""
         settings = messages.parameters(args)
         self._text = Text(settings["tokenizer_dir"])
         self._skip_special = messages.flag(settings["skip_special_tokens"])
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """One response per request."""
         return messages.answered(requests, self._decode)
 
     def _decode(self, request: Any) -> list[Any]:

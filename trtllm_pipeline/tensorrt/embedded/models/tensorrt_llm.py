@@ -44,7 +44,6 @@ class TritonPythonModel:
     """Called by Triton's Python stub."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Load engine and tokenizer."""
         settings = messages.parameters(args)
         self._exclude_input = messages.flag(settings["exclude_input_in_output"])
         self._decoupled = pb.using_decoupled_model_transaction_policy(json.loads(args["model_config"]))
@@ -127,7 +126,9 @@ class TritonPythonModel:
             answers = list(self._answers.get(name, ()))
         for answer in answers:
             answer.cancel()
-        sender.send(_empty(wanted), flags=messages.FINAL)
+        ids = messages.tensor("output_ids", np.zeros((1, 1, 0)), np.int32)
+        length = messages.tensor("sequence_length", [[0]], np.int32)
+        sender.send(messages.response([ids, length], wanted), flags=messages.FINAL)
 
     def _forget(self, answer: PendingRequest) -> None:
         with self._lock:
@@ -179,7 +180,6 @@ class PendingRequest:
             generation.cancel()
 
     def listener(self, row: PendingRow) -> Callable[[Event], None]:
-        """The function that processes the events of one row."""
 
         def on_event(event: Event) -> None:
             with self.lock:
@@ -307,11 +307,3 @@ def _response(sequences: Sequence[PendingRow], counts: Sequence[str], wanted: Co
     }
     outputs += [messages.tensor(name, numbers[name], np.int32) for name in counts]
     return messages.response(outputs, wanted)
-
-
-def _empty(wanted: Collection[str]) -> Any:
-    ids, length = (
-        messages.tensor("output_ids", np.zeros((1, 1, 0)), np.int32),
-        messages.tensor("sequence_length", [[0]], np.int32),
-    )
-    return messages.response([ids, length], wanted)

@@ -27,7 +27,6 @@ class TritonPythonModel:
     """Called by Triton's Python stub."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Read the settings."""
         settings = messages.parameters(args)
         self._accumulate = messages.flag(settings["accumulate_tokens"])
         self._engine = settings["tensorrt_llm_model_name"]
@@ -43,7 +42,6 @@ class TritonPythonModel:
             self._pool.submit(self._answer, request, request.get_response_sender())
 
     def finalize(self) -> None:
-        """Wait for running requests."""
         self._closing.set()
         self._pool.shutdown(wait=True)
 
@@ -123,7 +121,6 @@ class TritonPythonModel:
                 self._kept.popleft()
 
     def _stop(self, inputs: Sequence[Any], name: str) -> None:
-        """End the engine's request `name`."""
         needed = [each for each in inputs if each.name() in {"input_ids", "input_lengths", "request_output_len"}]
         batch = len(needed[0].as_numpy())
         for _ in self._generate([*needed, messages.tensor("stop", np.ones((batch, 1)), np.bool_)], name):

@@ -63,10 +63,7 @@ SAMPLING: Final[dict[str, tuple[str, DataType]]] = {
     "stop": ("stop", "BOOL"),
 }
 
-GUIDE: Final = (
-    _ragged("guided_decoding_guide_type", "STRING", 1),
-    _ragged("guided_decoding_guide", "STRING", 1),
-)
+GUIDE: Final = (_ragged("guided_decoding_guide_type", "STRING", 1), _ragged("guided_decoding_guide", "STRING", 1))
 """Available through the ensemble and the BLS model under the same names."""
 
 UNSUPPORTED: Final = (

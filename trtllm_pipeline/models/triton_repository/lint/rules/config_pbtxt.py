@@ -312,9 +312,7 @@ def _elements(sizes: Sequence[int]) -> list[int]:
 
 
 @rule(
-    "TRT224",
-    'Triton rejects it: name the backend instead, as in backend: "onnxruntime"',
-    each=ModelRepository.parsed,
+    "TRT224", 'Triton rejects it: name the backend instead, as in backend: "onnxruntime"', each=ModelRepository.parsed
 )
 def unknown_platform(model: Model, config: Any) -> Iterator[Violation]:
     """A platform that does not exist, without a backend."""

@@ -158,9 +158,7 @@ def paged_context(model: Model, _config: Any, engine: Engine) -> Iterator[Violat
 
 
 @rule(
-    "TRT411",
-    "set logits_datatype to the engine's logits_dtype: TYPE_FP32 unless it was built otherwise",
-    each=_served,
+    "TRT411", "set logits_datatype to the engine's logits_dtype: TYPE_FP32 unless it was built otherwise", each=_served
 )
 def logits_type(model: Model, config: Any, engine: Engine) -> Iterator[Violation]:
     """Logits with another data type than the engine's."""

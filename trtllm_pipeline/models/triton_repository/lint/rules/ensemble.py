@@ -26,7 +26,6 @@ class End:
 
     @property
     def type(self) -> str:
-        """Its data type's word."""
         return model_config.data_type_name(self.tensor.data_type)
 
     def __str__(self) -> str:
@@ -171,11 +170,7 @@ def not_written(model: Model, ensemble: Ensemble) -> Iterator[Violation]:
             yield model.at("value", f"{name} is read by {readers[0]} but never written", value=name)
 
 
-@rule(
-    "TRT308",
-    "map it to a step's input or make it an output of the ensemble, or remove it",
-    each=_ensembles,
-)
+@rule("TRT308", "map it to a step's input or make it an output of the ensemble, or remove it", each=_ensembles)
 def not_read(model: Model, ensemble: Ensemble) -> Iterator[Violation]:
     """A tensor of a request or a step that is never read."""
     read = {tensor.name for tensor in ensemble.config.output}

@@ -80,6 +80,10 @@ def _settings(repository: ModelRepository) -> Iterator[tuple[SettingsFile, dict[
     yield from ((file, file.settings) for file in _files(repository) if isinstance(file.settings, dict))
 
 
+def _vllm_settings(repository: ModelRepository) -> Iterator[tuple[SettingsFile, dict[str, Any]]]:
+    yield from ((file, file.settings) for file in _vllm_files(repository) if isinstance(file.settings, dict))
+
+
 @rule("TRT601", "write 1/model.yaml: model, backend, tensor_parallel_size, pipeline_parallel_size, triton_config")
 def model_yaml(repository: ModelRepository) -> Iterator[Violation]:
     """An LLM API model without a valid model.yaml."""
@@ -161,26 +165,22 @@ def vllm_json(repository: ModelRepository) -> Iterator[Violation]:
             yield file.at("model", "names no model")
 
 
-@rule("TRT609", "correct the key: the vLLM backend stops at unknown ones when the model is loaded")
-def vllm_key(repository: ModelRepository) -> Iterator[Violation]:
+@rule("TRT609", "correct the key: the vLLM backend stops at unknown ones when the model is loaded", each=_vllm_settings)
+def vllm_key(file: SettingsFile, settings: dict[str, Any]) -> Iterator[Violation]:
     """A key in model.json that vLLM does not have: misspelled, or another program's name."""
-    for file in _vllm_files(repository):
-        if isinstance(file.settings, dict):
-            yield from _unknown(file, file.settings, known_names().vllm, known_names().instead["vllm"])
+    yield from _unknown(file, settings, known_names().vllm, known_names().instead["vllm"])
 
 
-@rule("TRT612", "correct the value, or remove the key: vLLM stops at it when the model is loaded")
-def vllm_value(repository: ModelRepository) -> Iterator[Violation]:
+@rule("TRT612", "correct the value, or remove the key: vLLM stops at it when the model is loaded", each=_vllm_settings)
+def vllm_value(file: SettingsFile, settings: dict[str, Any]) -> Iterator[Violation]:
     """A size or memory fraction in model.json that vLLM cannot use."""
-    for file in _vllm_files(repository):
-        settings = file.settings if isinstance(file.settings, dict) else {}
-        for name in (*_VLLM_SIZES, _VLLM_SHARE):
-            value = settings.get(name)
-            number = _number(value)
-            good = 0 <= number <= 1 if name == _VLLM_SHARE else number >= 1 and number.is_integer()
-            if value is not None and not good:
-                expected = "a number from 0 to 1" if name == _VLLM_SHARE else "a whole number of at least 1"
-                yield file.at(name, f"{name} is {value!r}; expected {expected}")
+    for name in (*_VLLM_SIZES, _VLLM_SHARE):
+        value = settings.get(name)
+        number = _number(value)
+        good = 0 <= number <= 1 if name == _VLLM_SHARE else number >= 1 and number.is_integer()
+        if value is not None and not good:
+            expected = "a number from 0 to 1" if name == _VLLM_SHARE else "a whole number of at least 1"
+            yield file.at(name, f"{name} is {value!r}; expected {expected}")
 
 
 def _number(value: object) -> float:
@@ -248,7 +248,6 @@ def yaml_release(repository: ModelRepository) -> Iterator[Violation]:
 def _unknown(
     file: SettingsFile, settings: dict[str, Any], sections: Mapping[str, Sequence[str]], instead: Mapping[str, str]
 ) -> Iterator[Violation]:
-    """Misspelled keys."""
     for place, near in _near(settings, sections, instead):
         yield file.at(place, f"{place} is unknown{advice(near)}")
 

@@ -29,39 +29,6 @@ TOKENIZER_FILES: Final = (
 )
 """Any of these shows that a Hugging Face directory has a tokenizer."""
 _FRACTIONS: Final = ("kv_cache_free_gpu_mem_fraction", "cross_kv_cache_fraction", "lora_cache_gpu_memory_fraction")
-_SWITCHES: Final = (
-    "exclude_input_in_output",
-    "enable_kv_cache_reuse",
-    "enable_chunked_context",
-    "enable_trt_overlap",
-    "normalize_log_probs",
-    "kv_cache_onboard_blocks",
-    "multi_block_mode",
-    "enable_context_fmha_fp32_acc",
-    "cuda_graph_mode",
-    "speculative_decoding_fast_logits",
-    "add_special_tokens",
-    "skip_special_tokens",
-    "accumulate_tokens",
-)
-_NUMBERS: Final = (
-    "max_beam_width",
-    "max_tokens_in_paged_kv_cache",
-    "sink_token_length",
-    "kv_cache_host_memory_bytes",
-    "cancellation_check_period_ms",
-    "stats_check_period_ms",
-    "iter_stats_max_iterations",
-    "request_stats_max_iterations",
-    "lora_cache_optimal_adapter_size",
-    "lora_cache_max_adapter_size",
-    "lora_cache_host_memory_bytes",
-    "cuda_graph_cache_size",
-    "lookahead_window_size",
-    "lookahead_ngram_size",
-    "lookahead_verification_set_size",
-    "num_nodes",
-)
 _FROM_ONE: Final = ("max_beam_width", "num_nodes")
 _MODEL_NAMES: Final = ("tensorrt_llm_model_name", "tensorrt_llm_draft_model_name", "multimodal_encoders_name")
 
@@ -71,8 +38,8 @@ TAKEN_FOR_UNSET: Final[Mapping[str, str]] = {
     name: name
     for name in (
         *_FRACTIONS,
-        *_SWITCHES,
-        *_NUMBERS,
+        *known_names().switches,
+        *known_names().numbers,
         *_MODEL_NAMES,
         *("batch_scheduler_policy", "decoding_mode", "medusa_choices", "eagle_choices", "gpu_weights_percent"),
         *("max_attention_window_size", "gpu_device_ids", "participant_ids", "lora_prefetch_dir", "max_num_images"),
@@ -145,14 +112,18 @@ def two_kv_limits(model: Model, _config: Any) -> Iterator[Violation]:
 def switch(model: Model, _config: Any) -> Iterator[Violation]:
     """A switch that is neither true nor false and has no effect."""
     known = ("true", "false", "1", "0")
-    return _wrong(model, _SWITCHES, lambda value: None if value.lower() in known else "expected true or false")
+    return _wrong(
+        model, known_names().switches, lambda value: None if value.lower() in known else "expected true or false"
+    )
 
 
 @rule("TRT506", "write a whole number, or remove the parameter", each=ModelRepository.parsed)
 def whole_number(model: Model, _config: Any) -> Iterator[Violation]:
     """A number that is not whole, negative, or zero where at least 1 is required; it has no effect or stops the model."""
     message = "expected a whole number of at least"
-    yield from _wrong(model, _NUMBERS, lambda value: None if value.isascii() and value.isdigit() else f"{message} 0")
+    yield from _wrong(
+        model, known_names().numbers, lambda value: None if value.isascii() and value.isdigit() else f"{message} 0"
+    )
     yield from _wrong(model, _FROM_ONE, lambda value: None if value.strip("0") else f"{message} 1")
 
 
