@@ -486,13 +486,13 @@ def failures(_name: str) -> Iterator[str]:
     yield "|---|---|---|---|"
     for signature in signatures():
         words = ", ".join(f"`{_line(each)}`" for each in signature.met)
-        names = {Weight.SYMPTOM: "a symptom", Weight.CLASS: "a hint alone"}
+        names = {Weight.SYMPTOM: "a symptom", Weight.CLASS: "a hint alone", Weight.WORDS: "a hint alone"}
         failure = names.get(signature.weight, signature.failure.value.replace("_", " "))
         settings = [
             f"`{text.removesuffix('=half')}{' halved' * text.endswith('=half')}`"
             for text in signature.settings.values()
         ]
-        hint = re.sub(r"\{(\w+)\}", r"...", signature.hint)
+        hint = re.sub(r"\{(\w+)\}", r"...", re.sub(r"<[^<>]*>", "", signature.hint))
         yield f"| {words} | {signature.category} | {failure} | {_line('; '.join([hint, *dict.fromkeys(settings)]))} |"
 
 

@@ -32,6 +32,8 @@ class Weight(IntEnum):
     """A kind of problem with many causes: used only for the line that the form of the logs marks as first."""
     SYMPTOM = 3
     """Follows from a cause. Never reported as one."""
+    WORDS = 4
+    """As for a class, by words that any program may use: only if nothing else knows the line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,7 @@ class Signature:
     patterns: tuple[str, ...]
     """Regular expressions, any of which matches. ^ and $ match at every line."""
     hint: str
-    """The hint. `{name}` is a named group of the patterns."""
+    """The hint. `{name}` is a named group of the patterns. A part in <> is left out if one of its groups is empty."""
     met: tuple[str, ...]
     """The words as users reported them."""
     source: tuple[str, ...]

@@ -180,6 +180,13 @@ def statements(lines: Sequence[str], noise: Container[int] = ()) -> list[Stateme
     if first is not None and raised and _compiled("shell killed").match(parsed[collected[first].index].body):
         # The next program of the script fails because of it.
         collected[first] = replace(collected[first], grade=Grade.OWN)
+    for place, each in enumerate(collected[1:], start=1):
+        above = collected[place - 1]
+        if _compiled("reason").match(parsed[each.first].body) and each.first - above.last <= 2:
+            collected[place - 1] = replace(above, grade=Grade.FOLLOWS)
+            collected[place] = replace(each, first=above.first)
+        if _compiled("stopping").search(each.text) and any(one.grade is Grade.BARE for one in collected[:place]):
+            collected[place] = replace(each, grade=Grade.ENDED)
     return _led_up(collected, parsed)
 
 

@@ -13,8 +13,8 @@ from tests.helpers.failure_logs import FOLDER, UNKNOWN, FailureLog, failure_logs
 from trtllm_pipeline.base.errors import FailureClass
 from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
 from trtllm_pipeline.tensorrt.diagnosis import causes as diagnosis
-from trtllm_pipeline.tensorrt.diagnosis.causes import LogText, first_cause, first_error, telling_lines
-from trtllm_pipeline.tensorrt.diagnosis.signatures import signatures
+from trtllm_pipeline.tensorrt.diagnosis.causes import Diagnosis, LogText, first_cause, first_error, telling_lines
+from trtllm_pipeline.tensorrt.diagnosis.signatures import Weight, signatures
 
 pytestmark = pytest.mark.timeout(300)  # reads 600 logs, more than a minute on a busy machine
 
@@ -25,14 +25,19 @@ WORDS = {name: (said, text) for name, said, text in zip(_TITLED[1::3], _TITLED[2
 """Name -> signature and line, and the log."""
 
 
+def key_of(cause: Diagnosis) -> str:
+    """Key of the signature. Words that any program may use name no known cause."""
+    known = cause.signature is not None and cause.signature.weight is not Weight.WORDS
+    return cause.signature.key if known else UNKNOWN
+
+
 def diagnosed(failure: FailureLog, folder: Path, *, but: str = "") -> tuple[str, str, bool]:
     """Key of the signature, the line as the corpus names it, and whether it is certain; `but`: a key that is not known."""
     known = [each for each in signatures() if each.key != but]
     cause = first_cause([LogText(path) for path in failure.lay_out(folder)], known)
     if cause is None:
         return UNKNOWN, "", False
-    key = UNKNOWN if cause.signature is None else cause.signature.key
-    return key, f"{cause.line.path.relative_to(folder)}:{cause.line.number}", cause.certain
+    return key_of(cause), f"{cause.line.path.relative_to(folder)}:{cause.line.number}", cause.certain
 
 
 @pytest.mark.parametrize("failure", DEVELOPMENT, ids=lambda each: each.path.stem)
@@ -63,8 +68,7 @@ def said_of(path: Path, *, before: int = 0) -> str:
     cause = first_cause([LogText(path)])
     if cause is None:
         return "none: 0"
-    key = UNKNOWN if cause.signature is None else cause.signature.key
-    return f"{key}{'' if cause.certain else '?'}: {cause.line.number - before}"
+    return f"{key_of(cause)}{'' if cause.certain else '?'}: {cause.line.number - before}"
 
 
 @pytest.mark.parametrize("name", WORDS)
