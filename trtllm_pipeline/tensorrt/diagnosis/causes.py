@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
 from trtllm_pipeline.base import USUAL_NUM_TOKENS, FailureClass
-from trtllm_pipeline.tensorrt.diagnosis.signatures import ANY_STAGE, KILLED, Signature, Weight
+from trtllm_pipeline.tensorrt.diagnosis.signatures import ANY_STAGE, GROUP, KILLED, Signature, Weight, chosen
 from trtllm_pipeline.tensorrt.diagnosis.signatures import signatures as shipped_signatures
 from trtllm_pipeline.tensorrt.diagnosis.statements import Grade, Statement, first_statement, flattened, statements
 
@@ -44,6 +44,8 @@ _LIVELY: Final = 2
 """Number of such lines that a program that has failed does not write any more."""
 _ABOVE: Final = 20
 """Statements above a line that may announce its cause."""
+_LEFT_OUT: Final = r"(?i)\bignor(?:e|ing|ed)\b|\bskipping\b"
+"""A part that the program does without, and that may be missed later."""
 _ENDED: Final = r"(?i)watchdog|timed?[ -]?out|kill"
 """Waited in vain or was killed, mostly because of another process."""
 _FRAME: Final = r'File "(?:[^"]*?(?:site|dist)-packages/)?([^"]+)", line (\d+)'
@@ -52,7 +54,6 @@ _NEXT_ROW: Final = r"\| +\| +\| (.*) \|\s*$"
 """A row of Triton's table of models that continues the message of the row above."""
 _ANSI: Final = r"\x1b\[[0-9;]*[A-Za-z]"
 _HALF: Final = "=half"
-_GROUP: Final = r"\{(\w+)\}"
 _USUAL: Final[Mapping[str, int]] = {"max_num_tokens": USUAL_NUM_TOKENS}
 """The default of a setting, if `half` needs it."""
 
@@ -264,32 +265,30 @@ def _contradicted(
     """
     causes = [each for each in known if each.weight <= Weight.GENERAL]
     place, statement = first
-    if any(
-        other.category != signature.category
-        for _, line, (other, _) in _meanings(logs[place], statement, causes)
-        if line not in statement.own
-    ):
+    chain = _meanings(logs[place], statement, causes)
+    if any(not _alike(other, signature) for _, line, (other, _) in chain if line not in statement.own):
         return True
     above = [each for of, each in stated if of == place and each.last < statement.first][-_ABOVE:]
     for of, each in stated:
-        if each is statement:
-            continue
         near = of == place and each in above
-        vague = near and each.grade in {Grade.BARE, Grade.FAINT} and not _compiled(_ENDED).search(each.text)
-        if each.grade > Grade.PASSED_ON and not near:
+        if each is statement or (each.grade > Grade.PASSED_ON and not near):
             continue
-        meaning = _best(_meanings(logs[of], each, known if vague or each.raised else causes))
-        if meaning is not None:
-            other = meaning[2][0]
-            counts = other.weight <= (Weight.CLASS if vague else Weight.GENERAL)
-            if counts and other.category != signature.category:
+        crash = near and each.grade is Grade.BARE and not _compiled(_ENDED).search(each.text)
+        vague = crash or (near and (each.grade is Grade.FAINT or _compiled(_LEFT_OUT).search(each.text) is not None))
+        ended = of == place and not near and each.grade is Grade.OWN and bool(each.raised and not statement.raised)
+        meaning = _best(_meanings(logs[of], each, known if vague or ended else causes))
+        other = None if meaning is None else meaning[2][0]
+        if other is not None and other.weight <= Weight.CLASS:
+            if not _alike(other, signature):
                 return True
-            if other.category == signature.category:
-                continue
-        ended = of == place and each.raised and not statement.raised and each.grade is Grade.OWN and each not in above
-        if ended or (near and each.grade is Grade.BARE and not _compiled(_ENDED).search(each.text)):
+        elif crash or ended:
             return True
     return False
+
+
+def _alike(one: Signature, other: Signature) -> bool:
+    """True if both are of one kind. The category of the machine has many."""
+    return one.key == other.key or (one.category == other.category != "machine")
 
 
 def _survived(log: LogText, statement: Statement, signature: Signature, known: Sequence[Signature]) -> bool:
@@ -316,8 +315,7 @@ def _first_warning(
     meant = [
         (meaning[0], (place, each))
         for place, each in warned
-        if (meaning := _best(_meanings(logs[place], each, known)))
-        and (meaning[0] is Weight.CAUSE or not each.raised)
+        if (meaning := _best(_meanings(logs[place], each, known))) and (meaning[0] is Weight.CAUSE or not each.raised)
     ]
     return min(meant, key=lambda each: each[0], default=(None, None))[1]
 
@@ -354,7 +352,9 @@ def _code(log: LogText, statement: Statement) -> str:
         return ""
     file, line = frames[-1]
     package = file.split("/")[0] if f"-packages/{file}" in text and "/" in file else ""
-    return f"{'/'.join(file.split('/')[-4:])}, line {line}" + (f" (pip show {package} names its release)" if package else "")
+    return f"{'/'.join(file.split('/')[-4:])}, line {line}" + (
+        f" (pip show {package} names its release)" if package else ""
+    )
 
 
 def telling_lines(logs: Sequence[LogText]) -> list[LogLine]:
@@ -387,9 +387,4 @@ def _most_telling(logs: Sequence[LogText]) -> list[tuple[int, int]]:
 
 
 def _filled(text: str, groups: Mapping[str, str]) -> str:
-    """The text with the groups in it, without the parts in <> that lack one."""
-
-    def part(found: re.Match[str]) -> str:
-        return found[1] if all(groups.get(name) for name in re.findall(_GROUP, found[1])) else ""
-
-    return re.sub(_GROUP, lambda found: groups.get(found[1], ""), re.sub(r"<([^<>]*)>", part, text))
+    return re.sub(GROUP, lambda found: groups.get(found[1], ""), chosen(text, groups))

@@ -219,6 +219,47 @@ def test_of_causes_of_two_kinds_none_is_certain(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("above", "certain"),
+    [
+        ((), True),
+        (("WARNING: the moon is full",), True),
+        (("FutureWarning: CUDA out of memory",), False),
+        (("it could not load the moon: No such file or directory",), False),
+        (("Ignored error: Permission denied: '/moon'",), False),
+        (("Floating point exception!",), False),
+        (("[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)",), True),
+    ],
+)
+def test_what_stands_above_a_cause_may_be_the_cause(tmp_path: Path, above: tuple[str, ...], *, certain: bool) -> None:
+    """Something of another kind, if its words are known, or if it was a crash."""
+    found = first_cause([log(tmp_path, *above, "OSError: No space left on device")])
+    assert found is not None
+    assert found.signature is not None
+    assert (found.signature.key, found.certain) == ("disk-full", certain)
+
+
+def test_a_line_is_not_certain_before_an_exception_of_another_kind(tmp_path: Path) -> None:
+    """The program went on after the line, and the exception ended it."""
+    trace = ("Traceback (most recent call last):", '  File "a.py", line 3, in f')
+    for last, certain in (("ValueError: the moon is full", False), ("RuntimeError: mpiSize == tp * pp", True)):
+        found = first_cause([log(tmp_path, "[E] 2: Duplicate GPU detected", "loading", "loading", *trace, last)])
+        assert found is not None
+        assert (found.line.number, found.certain) == (1, certain)
+
+
+def test_a_time_limit_after_a_crash_is_its_consequence(tmp_path: Path) -> None:
+    limit = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-02T03:00:11 DUE TO TIME LIMIT ***"
+    for lines, key, number in (
+        (("step 9 done", limit), "job-time-limit", 2),
+        (("Floating point exception!", limit), "crash", 1),
+    ):
+        found = first_cause([log(tmp_path, *lines)])
+        assert found is not None
+        assert found.signature is not None
+        assert (found.signature.key, found.line.number) == (key, number)
+
+
+@pytest.mark.parametrize(
     ("symbol", "key", "certain"),
     [
         ("_ZN3c105ErrorC2ENS_14SourceLocationE", "undefined-symbol", True),
