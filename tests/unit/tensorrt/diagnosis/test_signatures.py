@@ -111,6 +111,8 @@ WORDINGS = (
     ("container-start", "[321.0] error: pyxis: couldn't mkdir /run/pyxis/1000: No such file or directory"),
     ("stopped", "##[error]The runner has received a shutdown signal."),
     ("model-code", "Ignore import error when loading sglang.srt.models.deepseek_v2. Command '['/usr/bin/gcc']'"),
+    ("gpu-not-supported", "API Usage Error (Target GPU SM 120 is not supported by this TensorRT release.)"),
+    ("rendezvous-timeout", "waitForInput: socket SocketImpl(fd=100, remote=[n]:20000) timed out after 1800000ms"),
     ("memory-limit", "kernel: pt_nccl_heartbt invoked oom-killer:"),
     ("chat-template", "ValueError: No chat template is set for this processor."),
     ("nccl-shared-memory", "NCCL WARN Error while creating shared memory segment /dev/shm/nccl-x (size 9637888)"),
