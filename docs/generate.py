@@ -33,7 +33,7 @@ from trtllm_pipeline.orchestrate.matrix.recipe_files import load_recipe, matrice
 from trtllm_pipeline.show.cli import app
 from trtllm_pipeline.show.cli.app import Command, commands
 from trtllm_pipeline.show.cli.command_signatures import MATRIX_WORD
-from trtllm_pipeline.tensorrt.diagnosis.signatures import Weight, signatures
+from trtllm_pipeline.tensorrt.diagnosis.signatures import GROUP, Weight, chosen, signatures
 from trtllm_pipeline.tensorrt.stage.params import MOST_TOKENS
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 from trtllm_pipeline.tensorrt.toolchains import model_shape
@@ -486,13 +486,13 @@ def failures(_name: str) -> Iterator[str]:
     yield "|---|---|---|---|"
     for signature in signatures():
         words = ", ".join(f"`{_line(each)}`" for each in signature.met)
-        names = {Weight.SYMPTOM: "a symptom", Weight.CLASS: "a hint alone"}
+        names = {Weight.SYMPTOM: "a symptom", Weight.CLASS: "a hint alone", Weight.WORDS: "a hint alone"}
         failure = names.get(signature.weight, signature.failure.value.replace("_", " "))
         settings = [
             f"`{text.removesuffix('=half')}{' halved' * text.endswith('=half')}`"
             for text in signature.settings.values()
         ]
-        hint = re.sub(r"\{(\w+)\}", r"...", signature.hint)
+        hint = re.sub(GROUP, r"...", chosen(signature.hint, {}))
         yield f"| {words} | {signature.category} | {failure} | {_line('; '.join([hint, *dict.fromkeys(settings)]))} |"
 
 

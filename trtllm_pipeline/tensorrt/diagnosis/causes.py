@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
 from trtllm_pipeline.base import USUAL_NUM_TOKENS, FailureClass
-from trtllm_pipeline.tensorrt.diagnosis.signatures import ANY_STAGE, KILLED, Signature, Weight
+from trtllm_pipeline.tensorrt.diagnosis.signatures import ANY_STAGE, GROUP, KILLED, Signature, Weight, chosen
 from trtllm_pipeline.tensorrt.diagnosis.signatures import signatures as shipped_signatures
 from trtllm_pipeline.tensorrt.diagnosis.statements import Grade, Statement, first_statement, flattened, statements
 
@@ -42,6 +42,13 @@ _PROGRESS: Final = r"(?<!NCCL )\bINFO\b|\[I\]|^I\d{4} "
 """Lines of normal progress."""
 _LIVELY: Final = 2
 """Number of such lines that a program that has failed does not write any more."""
+_ABOVE: Final = 20
+"""Statements above a line that may announce its cause."""
+_LEFT_OUT: Final = r"(?i)\bignor(?:e|ing|ed)\b|\bskipping\b"
+"""A part that the program does without, and that may be missed later."""
+_ENDED: Final = r"(?i)watchdog|timed?[ -]?out|kill"
+"""Waited in vain or was killed, mostly because of another process."""
+_FRAME: Final = r'File "(?:[^"]*?(?:site|dist)-packages/)?([^"]+)", line (\d+)'
 _T = TypeVar("_T")
 _NEXT_ROW: Final = r"\| +\| +\| (.*) \|\s*$"
 """A row of Triton's table of models that continues the message of the row above."""
@@ -221,7 +228,7 @@ def first_cause(logs: Sequence[LogText], signatures: Sequence[Signature] | None 
     """The first cause in the logs. With several logs, the first log's cause comes first. None if no log has one.
 
     The form of the logs selects the line, the signatures define its meaning. It is certain if its words are specific, the
-    line is written as an error, the program did not survive it, and no other error has the words of a cause of another kind.
+    line is written as an error, the program did not survive it, and nothing else in the logs may be the cause.
     """
     stated = [(place, each) for place, log in enumerate(logs) for each in log.stated]
     known = shipped_signatures() if signatures is None else signatures
@@ -234,10 +241,10 @@ def first_cause(logs: Sequence[LogText], signatures: Sequence[Signature] | None 
     if meanings is None:
         return Diagnosis(None, line, certain=False, words=statement.text)
     weight, place, (signature, match) = meanings
-    groups = {name: value or "" for name, value in match.groupdict().items()}
+    groups = {name: value or "" for name, value in match.groupdict().items()} | {"code": _code(log, statement)}
     clear = statement.grade <= (Grade.FAINT if weight is Weight.CAUSE else Grade.BARE)
     certain = (
-        weight is not Weight.CLASS
+        weight <= Weight.GENERAL
         and clear
         and place in statement.own
         and not _contradicted(logs, stated, first, signature, known)
@@ -253,18 +260,35 @@ def _contradicted(
     signature: Signature,
     known: Sequence[Signature],
 ) -> bool:
-    """True if another error, or another exception of the same chain, has the words of a cause of another kind."""
+    """True if something else may be the cause: another error or exception of the chain with the words of one of another kind,
+    something of another kind above the line, or a later exception of another kind that ended the program.
+    """
     causes = [each for each in known if each.weight <= Weight.GENERAL]
     place, statement = first
-    found = [meaning for meaning in _meanings(logs[place], statement, causes) if meaning[1] not in statement.own]
+    chain = _meanings(logs[place], statement, causes)
+    if any(not _alike(other, signature) for _, line, (other, _) in chain if line not in statement.own):
+        return True
+    above = [each for of, each in stated if of == place and each.last < statement.first][-_ABOVE:]
     for of, each in stated:
-        if (
-            each is not statement
-            and each.grade <= Grade.PASSED_ON
-            and (best := _best(_meanings(logs[of], each, causes)))
-        ):
-            found.append(best)
-    return any(other.category != signature.category for _, _, (other, _) in found)
+        near = of == place and each in above
+        if each is statement or (each.grade > Grade.PASSED_ON and not near):
+            continue
+        crash = near and each.grade is Grade.BARE and not _compiled(_ENDED).search(each.text)
+        vague = crash or (near and (each.grade is Grade.FAINT or _compiled(_LEFT_OUT).search(each.text) is not None))
+        ended = of == place and not near and each.grade is Grade.OWN and bool(each.raised and not statement.raised)
+        meaning = _best(_meanings(logs[of], each, known if vague or ended else causes))
+        other = None if meaning is None else meaning[2][0]
+        if other is not None and other.weight <= Weight.CLASS:
+            if not _alike(other, signature):
+                return True
+        elif crash or ended:
+            return True
+    return False
+
+
+def _alike(one: Signature, other: Signature) -> bool:
+    """True if both are of one kind. The category of the machine has many."""
+    return one.key == other.key or (one.category == other.category != "machine")
 
 
 def _survived(log: LogText, statement: Statement, signature: Signature, known: Sequence[Signature]) -> bool:
@@ -286,12 +310,12 @@ def _first_warning(
     logs: Sequence[LogText], stated: Iterable[tuple[int, Statement]], signatures: Sequence[Signature]
 ) -> tuple[int, Statement] | None:
     """The first warning with the most specific words of a cause. A truncated log may have nothing else."""
+    known = [each for each in signatures if each.weight < Weight.WORDS]
     warned = ((place, each) for place, each in stated if each.grade is Grade.WARNED)
     meant = [
         (meaning[0], (place, each))
         for place, each in warned
-        if (meaning := _best(_meanings(logs[place], each, signatures)))
-        and (meaning[0] is Weight.CAUSE or not each.raised)
+        if (meaning := _best(_meanings(logs[place], each, known))) and (meaning[0] is Weight.CAUSE or not each.raised)
     ]
     return min(meant, key=lambda each: each[0], default=(None, None))[1]
 
@@ -318,6 +342,19 @@ def _meanings(
                 at_start := _compiled(signature.pattern).search(statement.text)
             ):
                 yield signature.weight, statement.index, (signature, at_start)
+
+
+def _code(log: LogText, statement: Statement) -> str:
+    """Where an exception arose, by its traceback: file, line and package. Empty without a traceback."""
+    text = "\n".join(log.lines[statement.first : statement.index])
+    frames = re.findall(_FRAME, text)
+    if not frames:
+        return ""
+    file, line = frames[-1]
+    package = file.split("/")[0] if f"-packages/{file}" in text and "/" in file else ""
+    return f"{'/'.join(file.split('/')[-4:])}, line {line}" + (
+        f" (pip show {package} names its release)" if package else ""
+    )
 
 
 def telling_lines(logs: Sequence[LogText]) -> list[LogLine]:
@@ -350,4 +387,4 @@ def _most_telling(logs: Sequence[LogText]) -> list[tuple[int, int]]:
 
 
 def _filled(text: str, groups: Mapping[str, str]) -> str:
-    return re.sub(r"\{(\w+)\}", lambda found: groups.get(found[1], ""), text)
+    return re.sub(GROUP, lambda found: groups.get(found[1], ""), chosen(text, groups))

@@ -5,6 +5,7 @@ The table is `data/signatures.yaml`, which explains its keys. `tensorrt/diagnosi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -18,6 +19,8 @@ from trtllm_pipeline.base import FailureClass
 KILLED: Final = "killed"
 """Key of the signature for a process that was killed. The log does not name the killer. `out_of_memory.verdict` finds it."""
 ANY_STAGE: Final = "any"
+GROUP: Final = r"\{(\w+)\}"
+"""A group of the patterns in a hint."""
 _PATH: Final = PACKAGE / "data" / "signatures.yaml"
 
 
@@ -32,6 +35,8 @@ class Weight(IntEnum):
     """A kind of problem with many causes: used only for the line that the form of the logs marks as first."""
     SYMPTOM = 3
     """Follows from a cause. Never reported as one."""
+    WORDS = 4
+    """As for a class, by words that any program may use: only if nothing else knows the line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +49,7 @@ class Signature:
     patterns: tuple[str, ...]
     """Regular expressions, any of which matches. ^ and $ match at every line."""
     hint: str
-    """The hint. `{name}` is a named group of the patterns."""
+    """The hint. `{name}` is a named group of the patterns. Of `<a|b>`, the first part whose groups are not empty counts."""
     met: tuple[str, ...]
     """The words as users reported them."""
     source: tuple[str, ...]
@@ -56,6 +61,16 @@ class Signature:
     @property
     def pattern(self) -> str:
         return "|".join(self.patterns)
+
+
+def chosen(text: str, groups: Mapping[str, str]) -> str:
+    """Return a hint with one part of each `<a|b>`: the first whose groups are given, or nothing."""
+
+    def part(found: re.Match[str]) -> str:
+        parts = found[1].split("|")
+        return next((each for each in parts if all(map(groups.get, re.findall(GROUP, each)))), "")
+
+    return re.sub(r"<([^<>]*)>", part, text)
 
 
 @cache

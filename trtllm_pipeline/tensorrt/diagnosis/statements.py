@@ -156,7 +156,7 @@ def statements(lines: Sequence[str], noise: Container[int] = ()) -> list[Stateme
     """All statements of a log, in their order. Only the time is read from `noise`."""
     parsed = list(_parsed(lines, noise))
     chains, inside = _tracebacks(parsed)
-    collected = [_of_chain(chain) for chain in chains]
+    collected = [*map(_of_chain, chains), *_cut_off(parsed)]
     heads = {chain.first: chain for chain in chains}
     below = {line.above: line for line in parsed}
     ruled = False
@@ -180,6 +180,13 @@ def statements(lines: Sequence[str], noise: Container[int] = ()) -> list[Stateme
     if first is not None and raised and _compiled("shell killed").match(parsed[collected[first].index].body):
         # The next program of the script fails because of it.
         collected[first] = replace(collected[first], grade=Grade.OWN)
+    for place, each in enumerate(collected[1:], start=1):
+        above = collected[place - 1]
+        if _compiled("reason").match(parsed[each.first].body) and each.first - above.last <= 2:
+            collected[place - 1] = replace(above, grade=Grade.FOLLOWS)
+            collected[place] = replace(each, first=above.first)
+        if _compiled("stopping").search(each.text) and any(one.grade is Grade.BARE for one in collected[:place]):
+            collected[place] = replace(each, grade=Grade.ENDED)
     return _led_up(collected, parsed)
 
 
@@ -217,7 +224,7 @@ def _led_up(collected: list[Statement], lines: Sequence[_Line]) -> list[Statemen
             continue
         before = lines[line.above]
         function = not (before.severity or line.severity) and _compiled("function").match(before.body)
-        if function and collected[place].grade is Grade.OWN and collected[above].grade is Grade.FAINT:
+        if function and collected[place].grade in {Grade.OWN, Grade.BARE} and collected[above].grade is Grade.FAINT:
             collected[above] = replace(collected[above], grade=Grade.OWN)
     return collected
 
@@ -348,7 +355,8 @@ def _tracebacks(lines: Sequence[_Line]) -> tuple[list[_Raised], set[int]]:
             if alone or body.startswith("Traceback"):
                 inside.add(line.index)
         elif before is not None:
-            if not body or line.indent > before.indent or _compiled("frame").search(line.body):
+            deep = _compiled("deep exception").match(body) is not None
+            if not deep and (not body or line.indent > before.indent or _compiled("frame").search(line.body)):
                 inside.add(line.index)
             elif _compiled("exception").match(body) and line.severity != "I":
                 inside.add(line.index)
@@ -383,9 +391,18 @@ def _tracebacks(lines: Sequence[_Line]) -> tuple[list[_Raised], set[int]]:
             elif body:
                 chain.open = False
     for line in lines:
-        if line.index not in inside and _compiled("exception").match(line.body):
+        if line.index not in inside and _compiled("named").match(line.body):
             inside.update(_code_above(lines, line))
     return done, inside
+
+
+def _cut_off(lines: Sequence[_Line]) -> Iterator[Statement]:
+    """The exception of a traceback that the end of the log cuts off: the one that its last line of code raises."""
+    last = next((line for line in reversed(lines) if line.body.strip()), None)
+    raised = last and _compiled("raise").match(last.body.strip())
+    if last and raised:
+        first = min(_code_above(lines, last), default=last.index)
+        yield Statement(Grade.OWN, last.index, first, last.index, f"{raised['error']}: {raised['words']}", last.when)
 
 
 def _asserted(lines: Sequence[_Line], raised: _Line) -> str:
@@ -461,7 +478,9 @@ def _of_help(each: Statement, lines: Sequence[_Line]) -> Statement:
         if line.body.startswith("--------------------"):
             break
         if line.indent and _compiled("faint").search(line.body):
-            each = replace(each, index=line.index, last=line.index, text=unwrapped(line.body))
+            below = lines[line.index + 1] if line.index + 1 < len(lines) else line
+            last = below.index if below.body.strip().startswith("-->") else line.index
+            each = replace(each, index=line.index, last=last, text=unwrapped(line.body))
             break
     return replace(each, grade=Grade.OWN)
 

@@ -13,8 +13,8 @@ from tests.helpers.failure_logs import FOLDER, UNKNOWN, FailureLog, failure_logs
 from trtllm_pipeline.base.errors import FailureClass
 from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
 from trtllm_pipeline.tensorrt.diagnosis import causes as diagnosis
-from trtllm_pipeline.tensorrt.diagnosis.causes import LogText, first_cause, first_error, telling_lines
-from trtllm_pipeline.tensorrt.diagnosis.signatures import signatures
+from trtllm_pipeline.tensorrt.diagnosis.causes import Diagnosis, LogText, first_cause, first_error, telling_lines
+from trtllm_pipeline.tensorrt.diagnosis.signatures import Weight, signatures
 
 pytestmark = pytest.mark.timeout(300)  # reads 600 logs, more than a minute on a busy machine
 
@@ -25,14 +25,19 @@ WORDS = {name: (said, text) for name, said, text in zip(_TITLED[1::3], _TITLED[2
 """Name -> signature and line, and the log."""
 
 
+def key_of(cause: Diagnosis) -> str:
+    """Key of the signature. Words that any program may use name no known cause."""
+    known = cause.signature is not None and cause.signature.weight is not Weight.WORDS
+    return cause.signature.key if known else UNKNOWN
+
+
 def diagnosed(failure: FailureLog, folder: Path, *, but: str = "") -> tuple[str, str, bool]:
     """Key of the signature, the line as the corpus names it, and whether it is certain; `but`: a key that is not known."""
     known = [each for each in signatures() if each.key != but]
     cause = first_cause([LogText(path) for path in failure.lay_out(folder)], known)
     if cause is None:
         return UNKNOWN, "", False
-    key = UNKNOWN if cause.signature is None else cause.signature.key
-    return key, f"{cause.line.path.relative_to(folder)}:{cause.line.number}", cause.certain
+    return key_of(cause), f"{cause.line.path.relative_to(folder)}:{cause.line.number}", cause.certain
 
 
 @pytest.mark.parametrize("failure", DEVELOPMENT, ids=lambda each: each.path.stem)
@@ -63,8 +68,7 @@ def said_of(path: Path, *, before: int = 0) -> str:
     cause = first_cause([LogText(path)])
     if cause is None:
         return "none: 0"
-    key = UNKNOWN if cause.signature is None else cause.signature.key
-    return f"{key}{'' if cause.certain else '?'}: {cause.line.number - before}"
+    return f"{key_of(cause)}{'' if cause.certain else '?'}: {cause.line.number - before}"
 
 
 @pytest.mark.parametrize("name", WORDS)
@@ -212,6 +216,47 @@ def test_of_causes_of_two_kinds_none_is_certain(tmp_path: Path) -> None:
         found = first_cause([log(tmp_path, *lines)])
         assert found is not None
         assert (found.certain, found.line.number) == (certain, 1)
+
+
+@pytest.mark.parametrize(
+    ("above", "certain"),
+    [
+        ((), True),
+        (("WARNING: the moon is full",), True),
+        (("FutureWarning: CUDA out of memory",), False),
+        (("it could not load the moon: No such file or directory",), False),
+        (("Ignored error: Permission denied: '/moon'",), False),
+        (("Floating point exception!",), False),
+        (("[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)",), True),
+    ],
+)
+def test_what_stands_above_a_cause_may_be_the_cause(tmp_path: Path, above: tuple[str, ...], *, certain: bool) -> None:
+    """Something of another kind, if its words are known, or if it was a crash."""
+    found = first_cause([log(tmp_path, *above, "OSError: No space left on device")])
+    assert found is not None
+    assert found.signature is not None
+    assert (found.signature.key, found.certain) == ("disk-full", certain)
+
+
+def test_a_line_is_not_certain_before_an_exception_of_another_kind(tmp_path: Path) -> None:
+    """The program went on after the line, and the exception ended it."""
+    trace = ("Traceback (most recent call last):", '  File "a.py", line 3, in f')
+    for last, certain in (("ValueError: the moon is full", False), ("RuntimeError: mpiSize == tp * pp", True)):
+        found = first_cause([log(tmp_path, "[E] 2: Duplicate GPU detected", "loading", "loading", *trace, last)])
+        assert found is not None
+        assert (found.line.number, found.certain) == (1, certain)
+
+
+def test_a_time_limit_after_a_crash_is_its_consequence(tmp_path: Path) -> None:
+    limit = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-02T03:00:11 DUE TO TIME LIMIT ***"
+    for lines, key, number in (
+        (("step 9 done", limit), "job-time-limit", 2),
+        (("Floating point exception!", limit), "crash", 1),
+    ):
+        found = first_cause([log(tmp_path, *lines)])
+        assert found is not None
+        assert found.signature is not None
+        assert (found.signature.key, found.line.number) == (key, number)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from tests.helpers.failure_logs import failure_logs
 from trtllm_pipeline.base.errors import FailureClass
 from trtllm_pipeline.tensorrt.diagnosis.causes import LogText, first_cause
-from trtllm_pipeline.tensorrt.diagnosis.signatures import Signature, read_signatures, signatures
+from trtllm_pipeline.tensorrt.diagnosis.signatures import Signature, Weight, chosen, read_signatures, signatures
 
 INFEASIBLE, USER = FailureClass.INFEASIBLE, FailureClass.USER
 MEMORY, TRANSIENT = FailureClass.OUT_OF_MEMORY, FailureClass.TRANSIENT
@@ -99,9 +99,22 @@ WORDINGS = (
     ),
     ("peer-access", "CUDA runtime error in cudaIpcOpenMemHandle(&p, handle, 1): invalid argument"),
     ("mpi-library", "ImportError: libmpi.so.40: cannot open shared object file: No such file or directory"),
+    ("mpi-spawn", "    comm = MPI.COMM_SELF.Spawn(x)\nmpi4py.MPI.Exception: MPI_ERR_UNKNOWN: unknown error"),
+    ("mpi-setup", "orte_init failed for some reason\n  x failed\n  --> Returned value No permission (-17) instead of"),
     ("mpi-setup", "PMI2_Init failed to initialize.  Return code: 14"),
     ("mpi-daemon", "ORTE was unable to reliably start one or more daemons."),
     ("mpi-error", "mpi4py.MPI.Exception: MPI_ERR_SPAWN: could not spawn processes"),
+    ("collective-timeout", "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE)"),
+    ("nccl-network", "NCCL WARN socketProgress: Connection closed by remote peer 10.0.0.3<36138>"),
+    ("nccl-network", "ncclSocketInit: connecting to address  with family 59936 is neither AF_INET(2) nor AF_INET6(10)"),
+    ("registry-login", "Failed to pull image: server message: insufficient_scope: authorization failed"),
+    ("container-start", "[321.0] error: pyxis: couldn't mkdir /run/pyxis/1000: No such file or directory"),
+    ("stopped", "##[error]The runner has received a shutdown signal."),
+    ("model-code", "Ignore import error when loading sglang.srt.models.deepseek_v2. Command '['/usr/bin/gcc']'"),
+    ("gpu-not-supported", "API Usage Error (Target GPU SM 120 is not supported by this TensorRT release.)"),
+    ("rendezvous-timeout", "waitForInput: socket SocketImpl(fd=100, remote=[n]:20000) timed out after 1800000ms"),
+    ("memory-limit", "kernel: pt_nccl_heartbt invoked oom-killer:"),
+    ("chat-template", "ValueError: No chat template is set for this processor."),
     ("nccl-shared-memory", "NCCL WARN Error while creating shared memory segment /dev/shm/nccl-x (size 9637888)"),
     ("nccl", "RuntimeError: ncclInternalError: Internal check failed."),
     ("engine-folder", "[TensorRT-LLM][ERROR] Assertion failed: Error opening engine file: /engines/rank0.engine"),
@@ -212,9 +225,42 @@ def test_other_wordings(key: str, log: str) -> None:
     assert found.key == key
 
 
+@pytest.mark.parametrize(
+    ("line", "key", "words"),
+    [
+        ("RuntimeError: two tides cannot be combined", "support-words", "does not support"),
+        ("RuntimeError: the pump must be at least 3 m above the sea", "rule-words", "breaks the rule"),
+        ("ERROR: access denied for this account", "access-words", "refused"),
+        ("RuntimeError: the pump timed out after 30 s", "timeout-words", "in time"),
+        ("RuntimeError: the moons do not match the tides", "mismatch-words", "must agree"),
+        ("RuntimeError: tide 'spring' was not found", "absent-words", "missing"),
+        ("ValueError: unknown tide: spring", "choice-words", "misspelled"),
+        ("KeyError: 'tide'", "missing-key", "no entry tide"),
+        ("AttributeError: 'NoneType' object has no attribute 'tide'", "none-value", "(None)"),
+    ],
+)
+def test_words_of_any_program_give_a_hint_alone(tmp_path: Path, line: str, key: str, words: str) -> None:
+    path = tmp_path / "log"
+    path.write_text(f'Traceback (most recent call last):\n  File "/x/site-packages/sea/a.py", line 3, in f\n{line}\n')
+    found = first_cause([LogText(path)])
+    assert found is not None
+    assert found.signature is not None
+    assert found.hint is not None
+    assert (found.signature.key, found.certain, words in found.hint) == (key, False, True)
+    assert ("pip show sea" in found.hint) == ("{code}" in found.signature.hint)
+
+
+def test_of_the_parts_of_a_hint_the_first_that_the_log_fills_counts() -> None:
+    hint = "the pump<s {a}|{b} pump|s> stopped<: {c}>"
+    assert chosen(hint, {"a": "x", "b": "y", "c": ""}) == "the pumps {a} stopped"
+    assert chosen(hint, {"b": "y", "c": "z"}) == "the pump{b} pump stopped: {c}"
+    assert chosen(hint, {}) == "the pumps stopped"
+
+
 @pytest.mark.parametrize("log", INNOCENT)
 def test_innocent_words(log: str) -> None:
-    assert classify(log) is None
+    found = classify(log)
+    assert found is None or found.weight is Weight.WORDS
 
 
 def test_every_signature_has_words_of_its_own_and_a_source() -> None:
@@ -226,7 +272,7 @@ def test_every_signature_has_words_of_its_own_and_a_source() -> None:
 
 def test_hints_and_settings_name_groups_of_their_patterns() -> None:
     for signature in signatures():
-        groups = re.compile(signature.pattern).groupindex
+        groups = {*re.compile(signature.pattern).groupindex, "code"}
         for text in (signature.hint, *signature.settings.values()):
             assert set(re.findall(r"\{(\w+)\}", text)) <= set(groups), signature.key
 
