@@ -21,6 +21,7 @@ from trtllm_pipeline.measure.load.metric_names import LEVEL_METRICS, RATES
 from trtllm_pipeline.measure.load.objectives import LEAST_SEARCHED, NONE, Objectives
 from trtllm_pipeline.measure.load.requests import LevelRun, LoadRun, TimedRequest, read_run
 from trtllm_pipeline.measure.load.result import (
+    COMPATIBLE,
     DEFINITIONS,
     RANKING,
     Goodput,
@@ -79,7 +80,7 @@ def analyze(events: Path, tokenizer: Tokenizer | None, objectives: Objectives = 
             settings=header["settings"],
             token_count=token_count,
             clients=[_client(record) for record in run.records.clients],
-            definitions={**DEFINITIONS, "as": compat_metrics.DEFINITIONS},
+            definitions={**DEFINITIONS, "as": COMPATIBLE},
         ),
     )
 
