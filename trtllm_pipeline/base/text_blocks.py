@@ -42,9 +42,7 @@ class Grid:
     rows: Iterable[Sequence[Value]]
     left: Collection[int] = (0,)
     notes_of: int | None = None
-    """Number of columns that name a row, if the last column has sentences. A terminal that is too narrow lists those
-    below.
-    """
+    """Number of columns that name a row, if the last has sentences. A terminal that is too narrow lists those below."""
 
 
 @dataclass(frozen=True, slots=True)

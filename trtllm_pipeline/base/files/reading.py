@@ -1,6 +1,4 @@
-"""Opens the files of a workspace and of the cache. Only regular files are read: a named pipe would block its reader
-forever.
-"""
+"""Opens the files of a workspace and of the cache. Only regular files are read: a named pipe would block forever."""
 
 from __future__ import annotations
 

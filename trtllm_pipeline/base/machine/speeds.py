@@ -1,6 +1,4 @@
-"""Bandwidth and compute rate of a machine: data sheet values of NVIDIA's GPUs, and the shares of them that were
-measured.
-"""
+"""Bandwidth and compute rate of a machine: data sheets of NVIDIA's GPUs, and the shares of them that were measured."""
 
 from __future__ import annotations
 
@@ -26,9 +24,7 @@ class Speeds:
 
 
 _SHEETS: Final[list[tuple[str, float, float]]] = gpu_types.TABLES["sheets"]
-"""Words of a GPU's name, GB/s, and TFLOP/s without sparsity and with 32-bit accumulation. The first row whose words are
-all in a name applies.
-"""
+"""Words of a GPU's name, GB/s, TFLOP/s (dense, 32-bit accumulation). The first row with all words in a name applies."""
 _BY_SM: Final[dict[int, str]] = {int(sm): words for sm, words in gpu_types.TABLES["sheet_of_sm"].items()}
 """Compute capability -> words of the row that stands for other GPUs of it."""
 _USED: Final = (0.76, 0.78)
@@ -38,9 +34,7 @@ _USED: Final = (0.76, 0.78)
 FP8: Final = 1.64
 """Operations of 8-bit matrix products, relative to 16 bits. Measured there."""
 _CPU: Final = Speeds(2e10, 1.6e10, 3.0)
-"""Bandwidth of all CPUs together, operations of each CPU. Measured with llama.cpp on two virtual CPUs of an AMD EPYC
-(docs/project/quantizing.md).
-"""
+"""All CPUs' bandwidth, each CPU's operations. Measured with llama.cpp, 2 EPYC vCPUs (docs/project/quantizing.md)."""
 
 
 @lru_cache(maxsize=64)

@@ -89,9 +89,7 @@ class Chat:
 
 
 class TemplateError(StageError):
-    """A chat template failed: it is not valid Jinja2, its process failed, or, for the subclasses, it failed on a
-    conversation.
-    """
+    """A chat template failed: invalid Jinja2, a failed process, or, for the subclasses, a failure on a conversation."""
 
 
 class RefusedError(TemplateError):
@@ -117,9 +115,7 @@ _ERRORS: Final = {
 
 
 def read(folder: Path) -> Template | None:
-    """The chat template in a model's directory. None if it has none. Raises DownloadError for files that cannot be
-    read.
-    """
+    """The chat template in a model's directory, None if it has none. Raises DownloadError for unreadable files."""
     source = read_source(folder)
     if source is None:
         return None

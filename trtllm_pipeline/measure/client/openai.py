@@ -60,9 +60,7 @@ class OpenAiClient(BaseClient):
         return self
 
     async def models(self) -> list[str] | None:
-        """The models that the server lists. None if it does not list any. Raises ServerError if it is another kind of
-        server.
-        """
+        """The models that the server lists. None if it lists none. Raises ServerError for another kind of server."""
         try:
             status, body = await self._get(self.url, "/models", self.headers)
         except ServerError as error:

@@ -719,9 +719,7 @@ def output_log_probs(response: service_pb2.ModelInferResponse) -> list[float]:
 
 
 def top_log_probs(response: service_pb2.ModelInferResponse, count: int) -> list[list[tuple[int, float]]]:
-    """The `count` most likely tokens at each position of a response: id, log probability. Raises ProtocolError for
-    inconsistent tensors.
-    """
+    """The `count` most likely tokens at each position: id, log probability. Raises ProtocolError."""
     found = {tensor.name: index for index, tensor in enumerate(response.outputs)}
     if not {"top_token_ids", "top_log_probs"} <= found.keys():
         return []

@@ -48,9 +48,7 @@ class Field:
     decides: bool = True
     """Measurements that differ in it are only compared with `--allow`. Other differences are only reported."""
     axes: tuple[str, ...] = ()
-    """Further matrix axes that vary it, in addition to the axis of the same name. A comparison by such an axis expects
-    the difference.
-    """
+    """Further matrix axes that vary it, besides the axis of its name. Comparisons by them expect the difference."""
 
     def shown(self, value: object) -> str:
         """A value for display."""

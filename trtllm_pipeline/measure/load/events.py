@@ -165,9 +165,7 @@ class RequestRecord(_OfLevel):
     accepted_tokens: NotRequired[Count | None]
     finish_reason: NotRequired[str | None]
     late_ns: NotRequired[Ns]
-    """Longest delay between arrival and reading of bytes. Each read has its arrival time, but several events in one
-    read share the time of the last.
-    """
+    """Longest delay between arrival and reading of bytes. Events that share a read share the time of its last one."""
     end_ns: Ns
     error: str | None
 

@@ -339,9 +339,7 @@ def _of_turns(good: Sequence[TimedRequest]) -> dict[str, Summary]:
 
 
 def _in_flight(level: LevelRun, repeat: int) -> float | None:
-    """Mean number of requests in flight, from the first send to the last end: the sum of their durations divided by
-    that time.
-    """
+    """Mean requests in flight, from the first send to the last end: the sum of their durations by that time."""
     spans = [(request.sent_ns, request.record["end_ns"]) for request in level.repeats.get(repeat, ())]
     if not spans:
         return None

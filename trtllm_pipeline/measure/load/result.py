@@ -171,9 +171,7 @@ class TritonUse:
     """Triton's own metrics of a level, over all repeats. None for values that it does not report."""
 
     models: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Model -> `requests`, and the mean `queue_ms`, `compute_input_ms`, `compute_infer_ms`, `compute_output_ms` and
-    `request_ms` per request.
-    """
+    """Model -> `requests`, and mean milliseconds of each by `queue_ms`, `compute_input_ms` and so on, `request_ms`."""
     in_flight: float | None = None
     """Mean, as are the next two."""
     waiting: float | None = None
@@ -250,9 +248,7 @@ class LevelDetails:
     """For each repeat, `of` each model: requests and milliseconds from Triton's own counters."""
     gpu: list[dict[str, Any]]
     gauges: list[dict[str, Any]] = field(default_factory=list)
-    """For each repeat, `of` Triton's gauges: mean and maximum; and `ours`, the mean in flight according to the client's
-    times.
-    """
+    """For each repeat, `of` Triton's gauges: mean and maximum; and `ours`, the client's mean in flight."""
 
     def to_json(self) -> dict[str, Json]:
         """As in perf.json, without the window's reason. Fields that do not apply are left out."""
@@ -307,17 +303,13 @@ class LevelResult(LoadMetrics):
 
     @property
     def from_schedule(self) -> _Summaries:
-        """TTFT and e2e of an open loop from the schedule, which objectives judge: a request that had to wait has waited.
-        Empty for a closed loop.
-        """
+        """TTFT and e2e of an open loop from the schedule, which objectives judge. Empty for a closed loop."""
         if self.schedule is None:
             return {}
         return {"ttft_ms": self.schedule.ttft_from_schedule_ms, "e2e_ms": self.schedule.response_ms}
 
     def bound(self, name: str) -> float | None:
-        """The value to compare with an objective: the metric, or the maximum if there are too few requests for its p99.
-        See also `from_schedule`.
-        """
+        """The value to compare with an objective: the metric, or the maximum without enough requests for its p99."""
         known = replace(self, latencies={**self.latencies, **self.from_schedule})
         value = known.value(name)
         return known.value(name.replace("_p99", "_max")) if value is None and name.endswith("_p99") else value
@@ -485,9 +477,7 @@ class LoadResult:
 
     valid: bool
     levels: tuple[LevelResult, ...]
-    """Levels in measuring order. From a file: by increasing concurrency, then by increasing request rate. Invalid
-    measurements have them too.
-    """
+    """Levels in measuring order; from a file, by concurrency, then request rate. Invalid measurements have them too."""
     findings: tuple[MeasurementFinding, ...]
     conditions: Conditions
     tokens_counted_by: str | None = None

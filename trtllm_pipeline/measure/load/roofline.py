@@ -197,9 +197,7 @@ def _of_gguf(place: Path) -> tuple[int | None, str]:
 
 
 def _read(sizes: Mapping[str, int]) -> int:
-    """Bytes of a model's tensors that a token reads: without vision parts, and without embeddings that are not also the
-    output head.
-    """
+    """Bytes of the tensors that a token reads: no vision parts, and no embeddings that are not also the output head."""
 
     def named(name: str, kinds: tuple[str, ...]) -> bool:
         return f".{name}".endswith(tuple(f".{kind}" for kind in kinds))

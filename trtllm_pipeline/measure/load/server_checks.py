@@ -102,9 +102,7 @@ async def look(client: AnyClient, target: Target, claim: ExpectedServer, events:
 
 
 async def reused_blocks(client: Client) -> float | None:
-    """Number of KV cache blocks that the server has reused so far, from TensorRT-LLM's own metric. None if it is not
-    reported.
-    """
+    """Number of KV cache blocks that the server has reused so far, by TensorRT-LLM's metric. None if not reported."""
     if client.service.metrics is None:
         return None
     page = await counters.metrics_page(client.service.metrics, timeout_s=client.timeout_s)

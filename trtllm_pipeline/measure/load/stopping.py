@@ -63,9 +63,7 @@ class StopRule:
     """No repeat, and no round of a search, starts after this time."""
 
     def narrow(self, repeats: Sequence[Mapping[str, float | None]]) -> bool:
-        """True if the intervals of a level, over its repeats, are narrow. Metrics missing in all repeats are ignored: more
-        repeats would not add them. A gate reports them.
-        """
+        """True if a level's intervals over its repeats are narrow. Metrics that all repeats lack are left to a gate."""
         for name, wanted in self.precisions.items():
             values = [value for repeat in repeats if (value := repeat.get(name)) is not None]
             if repeats and not values:
@@ -141,9 +139,7 @@ class RateSearch:
         return _bounds(probes, self.wanted)
 
     def interval(self, probes: Sequence[Probe]) -> tuple[float | None, float | None]:
-        """95% interval of the rate, extended to include the reported rate. The same as `bounds` if the share falls too
-        sharply for a fit.
-        """
+        """95% interval of the rate, with the reported rate. As `bounds` if the share falls too sharply for a fit."""
         low, high = self.bounds(probes)
         near = [
             (probe.rate, len(one), sum(one))

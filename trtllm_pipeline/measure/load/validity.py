@@ -39,9 +39,7 @@ MARKED_LAG_MS: Final = 5.0
 MAX_LAG_MS: Final = 50.0
 """Limit for read times (over TLS), and for send times in an open loop."""
 MAX_LAG_SHARE: Final = 0.10
-"""Share of the median e2e: the load is lower by this share if every request is sent that late. In an open loop, share
-of the time between requests.
-"""
+"""Share of the median e2e (open loop: of the time between requests) that sends may be late: the load drops by it."""
 MARKED_SCHEDULE_LAG_MS: Final = 10.0
 MARKED_SCHEDULE_LAG_SHARE: Final = 0.05
 """Share of the median TTFT."""
@@ -54,9 +52,7 @@ SURE_REUSE: Final = 0.5
 POSSIBLE_REUSE: Final = 0.8
 """Second TTFT / first TTFT of a prompt sent twice: reuse if the median is below SURE_REUSE and all are below POSSIBLE_REUSE."""
 SURE_PAIRS: Final = 8
-"""Number of prompts sent twice. If a busy machine delayed first and second sends alike, all would fall once in 256
-runs.
-"""
+"""Number of prompts sent twice. If a machine delayed both sends alike, all would fall once in 256 runs."""
 LEAST_SAVED_MS: Final = 2.0
 """A smaller saving could be noise."""
 _CALLED: Final = ("tool_calls", "function_call")
@@ -80,9 +76,7 @@ MAX_TEXTS_SHARE: Final = 0.10
 Found = Iterator[tuple[str, str]]
 """Severity and message of each finding."""
 Look = Callable[..., Iterator[tuple[Any, ...]]]
-"""A gate's function of a run and one of its levels, or only of the run. In the second case, a level may follow the
-message.
-"""
+"""A gate's function of a run and one of its levels, or of the run alone, whose message may have a level after it."""
 
 
 ENOUGH_REQUESTS: Final = 1000
@@ -335,9 +329,7 @@ def _empty_answers(_run: LoadRun, level: LevelRun) -> Found:
 
 
 def _ended_at_once(request: TimedRequest) -> bool:
-    """True if the server reports that the model's first token was its end token: by the finish reason, or by a count of
-    at most one.
-    """
+    """True if the server says that the model's first token was its end token: by finish reason or count."""
     count = request.record.get("output_tokens")
     return not request.text and (request.record.get("finish_reason") == "stop" or (count is not None and count <= 1))
 

@@ -130,9 +130,7 @@ def numeric(answer: str, question: Question) -> float:
 
 
 def chosen(answer: str, choices: Sequence[str]) -> int | None:
-    """Index of the choice that an answer picks: by the letter that it names or starts with, otherwise by the first
-    choice text that it contains.
-    """
+    """Index of the choice that an answer picks: by the letter it names or starts with, else the first text in it."""
     letters = LETTERS[: len(choices)]
     # A bare "A" before a word is an article: a letter must be alone, in brackets, or before a punctuation mark.
     named = re.search(rf"\b(?i:answer|choice|option)\b\W*(?:(?i:is)\b\W*)?([{letters}])(?![\w'])", answer)

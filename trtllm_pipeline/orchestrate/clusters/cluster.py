@@ -116,9 +116,7 @@ class KnownNodes:
 
 
 def in_common(machine: Machine, nodes: Sequence[ClusterNode]) -> Machine:
-    """Return the common part of `nodes`: the software of `machine`, which is one of them, and the minimum of CPUs and
-    GPUs.
-    """
+    """The common part of `nodes`: the software of `machine`, which is one of them, and the minimum of CPUs and GPUs."""
     gpus = min(node.gpus for node in nodes) if machine.gpus else 0
     return replace(
         machine,

@@ -69,9 +69,7 @@ class OutlineCell:
     stage_runs: tuple[StageRunId, ...]
     changes: tuple[SettingChange, ...] = ()
     about: Mapping[str, Json] = field(default_factory=dict)
-    """For reports: the setting `gpu_hour`, and `numerics`, the meaning of its precision. `gpus` if they are not tp *
-    pp.
-    """
+    """For reports: the setting `gpu_hour`, `numerics`, the meaning of its precision, and `gpus` if not tp * pp."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -259,9 +259,7 @@ def memory_check(store: Store | None, machine: Machine) -> Callable[[Cell], str 
 
 
 def judged_again(cell: Cell, machine: Machine, memory: Callable[[Cell], str | None]) -> Cell:
-    """Check a pinned cell. Only pinning reveals the quantization of its weights, its draft model and adapters, their `memory`, and
-    the code that loads it.
-    """
+    """Check a pinned cell: pinning reveals quantized weights, draft model, adapters, `memory`, and loading code."""
     if cell.reason is not None:
         return cell
     toolchain, reason = toolchains.load(cell.toolchain), None

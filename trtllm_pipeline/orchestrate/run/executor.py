@@ -229,9 +229,7 @@ class Executor:
         self._gpus = gpu_devices.GpuPeaks()
 
     def adopt(self, attempt: Path) -> bool:  # noqa: ARG002 - a cluster's executor looks at it
-        """Return True if `submit` only has to wait for this attempt of an earlier invocation. On this machine, they
-        have ended.
-        """
+        """True if `submit` only has to wait for this attempt of an earlier invocation. Local ones have ended."""
         return False
 
     def submit(self, job: Job, claims: Sequence[int]) -> None:

@@ -110,8 +110,7 @@ def _changes(tasks: Sequence[Task], number: int) -> Iterator[Mapping[StageRunId,
 
 
 _MOST_SIMULATED: Final = 2_000
-"""Larger plans are not simulated: the schedule takes 1% to 4% longer than the bound of `least_s`, which is less than the
-error of the durations."""
+"""Larger plans are not simulated: the bound of `least_s` is 1% to 4% short, less than the error of the durations."""
 
 
 def capacity(machine: Machine) -> scheduling.Capacity:

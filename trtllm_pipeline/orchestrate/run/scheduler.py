@@ -62,8 +62,7 @@ LOST_RETRIES: Final = 3
 NODE_PATIENCE_S: Final = 600.0
 """Wait for a suitable node after the last one has gone."""
 _LATE: Final = 1.25
-"""A task is overdue after this multiple of its expected time. With a smaller factor, a slightly late task would cost the
-waiting one its place."""
+"""A task is overdue after this multiple of its expected time. A smaller one would cost the waiting task its place."""
 
 
 @dataclass(frozen=True, slots=True)

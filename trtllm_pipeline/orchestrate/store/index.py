@@ -171,9 +171,7 @@ class History:
         self.path = path
 
     def append(self, events: Iterable[Event]) -> None:
-        """Append `events` in one write unless the kernel cuts it short. After an OSError, a first part of them may be in the
-        file. Readers skip an incomplete last line.
-        """
+        """Append `events`, in one write if the kernel allows. After an OSError, a part may be in the file."""
         texts = [_encode([name, *values]).encode() for name, values in events]
         # The newline comes first: after a short write, the next event still starts a line.
         data = b"".join(b"\n%08x %b" % (zlib.crc32(text), text) for text in texts)

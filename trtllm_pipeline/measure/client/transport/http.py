@@ -19,9 +19,7 @@ from trtllm_pipeline.measure.client.transport import ProtocolError
 from trtllm_pipeline.measure.client.transport.timestamped_socket import MAX_MESSAGE_BYTES, Arrived, TimestampedSocket
 
 MAX_HEAD_BYTES: Final = 1 << 16
-"""Limit for everything except the body: the header including the interim responses before it, chunk sizes, and the
-trailer.
-"""
+"""Limit for everything except the body: the header with earlier interim responses, chunk sizes, and the trailer."""
 MAX_FIELDS: Final = 256
 
 
