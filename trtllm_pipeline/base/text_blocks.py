@@ -135,7 +135,6 @@ class _OnTerminal:
 
 
 def as_markdown(blocks: Iterable[Block]) -> str:
-    """The blocks as Markdown, for a pull request."""
     return "\n".join(line for block in blocks for line in _written(block)).rstrip() + "\n"
 
 

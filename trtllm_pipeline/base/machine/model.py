@@ -71,7 +71,6 @@ class Machine:
 
     cpus: int
     cpu: str
-    """The processor's name."""
     gpus: tuple[Gpu, ...] = ()
     """The GPUs that this process may use. Respects CUDA_VISIBLE_DEVICES."""
     driver: str | None = None

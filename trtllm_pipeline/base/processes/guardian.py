@@ -99,7 +99,6 @@ def process_table(*, zombies: bool = False) -> dict[int, Process]:
 
 
 def with_descendants(roots: set[int], table: dict[int, Process]) -> set[int]:
-    """`roots` and all their descendants."""
     children: dict[int, list[int]] = {}
     for pid, process in table.items():
         children.setdefault(process.parent, []).append(pid)
@@ -328,7 +327,6 @@ class Supervisor:
             os.chdir("/")
 
     def write_table(self) -> None:
-        """Write the current stage runs to the table."""
         os.pwrite(self.table, b" ".join([b"%d" % run.pid for run in self.runs.values()]) + b"\n", 0)
 
     def reap(self) -> None:
@@ -370,7 +368,6 @@ class Supervisor:
         return any(int(pid) not in self.mains for pid in pids.split())
 
     def members(self, run: ProcessSession) -> set[int]:
-        """All processes of this stage run."""
         table = process_table()
         roots = set()
         for pid in with_descendants({self.pid}, table):  # ours, whatever its number

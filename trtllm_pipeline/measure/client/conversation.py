@@ -42,7 +42,6 @@ class Reply:
 
     @property
     def first_token_s(self) -> float | None:
-        """Time to the first token."""
         return None if self.first_s is None else self.first_s - self.asked_s
 
     @property

@@ -140,7 +140,6 @@ class ServedModel:
 
     @classmethod
     def of(cls, config: model_config_pb2.ModelConfig) -> ServedModel:
-        """The properties in `config`."""
         return cls(
             name=config.name,
             batched=config.max_batch_size > 0,

@@ -51,7 +51,6 @@ class Field:
     """Further matrix axes that vary it, besides the axis of its name. Comparisons by them expect the difference."""
 
     def shown(self, value: object) -> str:
-        """A value for display."""
         if value == UNKNOWN:
             return UNKNOWN
         if value is None or value == []:
@@ -297,7 +296,6 @@ class Conditions:
         return UNKNOWN if group is None else group.get(field.name)
 
     def shown(self, field: Field) -> str:
-        """The same for display."""
         return field.shown(self.value(field))
 
     def level(self, concurrency: int | None, request_rate: float | None) -> Mapping[str, Json]:

@@ -127,7 +127,6 @@ class BenchComparison:
         }
 
     def title(self) -> str:
-        """Title of the table of `rows`."""
         release = f" of TensorRT-LLM {self.report.release}" if self.report.release else ""
         other = list(self.differences())
         load = f"; different load: {', '.join(other)}" if other else ""

@@ -174,7 +174,6 @@ class _ClosedLoop(NamedTuple):
     completed_rps: Sequence[float]
 
     def with_more(self, other: _ClosedLoop) -> _ClosedLoop:
-        """The rounds of both."""
         return _ClosedLoop(self.concurrency, self.rounds + other.rounds, [*self.completed_rps, *other.completed_rps])
 
     @property

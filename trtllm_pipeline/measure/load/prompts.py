@@ -161,7 +161,6 @@ class LeftOut:
 
     @property
     def reasons(self) -> str:
-        """The reasons, with the first row of each."""
         groups = (("without a message of a user", self.without_user), ("too long for the engine", self.too_long))
         found = [(words, rows) for words, rows in groups if rows]
         place = "line" if found and _by_line(self.file) else "row"

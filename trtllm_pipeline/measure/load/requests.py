@@ -56,12 +56,10 @@ class TimedRequest:
 
     @property
     def times_ns(self) -> list[int]:
-        """Arrival of each content event."""
         return [event.time_ns for event in self.record["events"]]
 
     @property
     def text(self) -> str:
-        """The whole output."""
         return "".join(event.text for event in self.record["events"])
 
     @property

@@ -490,7 +490,6 @@ class LoadResult:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Findings as lines of text."""
         return tuple(map(str, self.findings))
 
     @property
@@ -522,7 +521,6 @@ class LoadResult:
 
     @staticmethod
     def read(data: Mapping[str, Any]) -> LoadResult:
-        """Read the content of a perf.json."""
         source = _object(data.get("token_count")).get("source")
         return LoadResult(
             valid=data.get("valid") is not False,
@@ -623,7 +621,6 @@ def _number(value: object) -> float | None:
 
 
 def count_of(value: object) -> int | None:
-    """`value`, if it is an integer."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 

@@ -240,7 +240,6 @@ class Rounds:
         self._searching = False
         self._ends_s = math.inf if stop.budget_s is None else time.monotonic() + stop.budget_s
         self.levels = replace(load, repeats=self._repeats).levels(prompts)
-        """The first levels."""
 
     @property
     def open_end(self) -> bool:

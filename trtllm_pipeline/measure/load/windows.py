@@ -37,7 +37,6 @@ class LevelDefaults(NamedTuple):
     """Requests per slot: the first and the last are not in the steady window."""
     least_requests: int = 32
     budget_s: float = 300.0
-    """Time limit."""
 
 
 LEVEL_DEFAULTS: Final = LevelDefaults()

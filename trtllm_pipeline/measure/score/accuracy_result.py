@@ -65,7 +65,6 @@ class AccuracyResult:
     questions: Mapping[str, int | None] = field(default_factory=dict)
     """Number of questions in each mean."""
     total: int | None = None
-    """Total number of questions."""
     rows_digest: str | None = None
     """Digest of questions and references. Scores are only comparable if it is equal."""
     asked: str | None = None

@@ -298,7 +298,6 @@ class TaskResults:
 
     scores: Mapping[str, float]
     errors: Mapping[str, float | None]
-    """Standard errors from lm_eval."""
     questions: Mapping[str, int | None]
     tasks: Mapping[str, Mapping[str, Any]]
     """Version, number of examples before a question, number of questions and standard errors of each task."""

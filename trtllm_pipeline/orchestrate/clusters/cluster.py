@@ -293,7 +293,6 @@ class ClusterExecutor(Executor):
             agent.cancel_at = min(agent.cancel_at, time.monotonic() + patience)
 
     def wait(self, timeout_s: float) -> list[ExecutorEvent]:
-        """Return new events after at most `timeout_s` seconds."""
         until = time.monotonic() + timeout_s
         while True:
             events = [*self._refused, *super().wait(0.0)]
@@ -355,7 +354,6 @@ class ClusterExecutor(Executor):
                     agent.order()
 
     def close(self) -> None:
-        """End all running jobs and wait for them."""
         for agent in self._agents.values():
             agent.orders["stop"] = dict.fromkeys(agent.open, 0.0)
         self._cluster.cancel([agent.ticket for agent in self._agents.values() if agent.over_at == math.inf])

@@ -106,7 +106,6 @@ class _Mail:
     attempt: Path
     name: str
     attempts: dict[StageRunId, Path] = field(default_factory=dict)
-    """Attempts by stage run."""
     ordered: bytes = b""
     """The orders at the URL."""
     answered: bytes = b""
@@ -125,7 +124,6 @@ class _Mail:
     progress: Progress = field(default_factory=Progress)
 
     def end(self) -> None:
-        """Stop all transfers."""
         self.over.set()
         self.progress.stopped = True
 
@@ -186,7 +184,6 @@ class Exchange:
         self._pool.submit(self._remove, mail)
 
     def close(self) -> None:
-        """Close the connection to the URL."""
         self._end.set()
         self._thread.join()
         for mail in self._mail.values():
@@ -327,7 +324,6 @@ class _Node:
     """The last answers that were sent."""
     over: threading.Event = field(default_factory=threading.Event)
     progress: Progress = field(default_factory=Progress)
-    """Progress of received files."""
     claimed: dict[Path, Claim] = field(default_factory=dict)
     """Claimed attempts on this node. Other agents do not remove them while this one lives."""
     ending: bool = False
@@ -507,7 +503,6 @@ class _Node:
         return len(done) == len(answers["ended"])
 
     def say_log(self, run: StageRunId) -> None:
-        """Send new content of a log."""
         size, pieces = self.logged.get(run, (0, 0))
         attempt = self.attempts[run]
         with suppress(FileNotFoundError), (attempt / LOG).open("rb") as log:

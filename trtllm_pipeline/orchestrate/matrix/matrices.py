@@ -14,7 +14,6 @@ from trtllm_pipeline.orchestrate.matrix.recipe_files import list_recipes, matric
 from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
 
 TEMPLATE: Final = Path(__file__).with_name("template.yaml")
-"""Template of a commented matrix."""
 
 
 def list_matrices() -> dict[str, Path]:

@@ -68,7 +68,7 @@ class StageRun:
 
     @property
     def label(self) -> str:
-        """Label for durations and memory, see `memory/labels.py`."""
+        """Label for durations and memory."""
         return label_of(self.stage, self.first_cell)
 
     @property
@@ -294,7 +294,6 @@ def to_run(plan: Plan, present: Callable[[StageRun], bool]) -> set[StageRunId]:
 
 
 def of_run(run: StageRun, machine: Machine, corrections: Corrections) -> list[Need]:
-    """The memory that a stage run needs."""
     needs = expected(run.stage, run.first_cell, machine)
     return of_stage(needs, run.stage, run.first_cell, machine, corrections, run.label)
 

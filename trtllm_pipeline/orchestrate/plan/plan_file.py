@@ -109,7 +109,6 @@ def axes(cell: Cell) -> dict[str, Json]:
 
 
 def about(cell: Cell) -> dict[str, Json]:
-    """The data of a cell for reports."""
     toolchain = toolchains.load(cell.toolchain)
     known = None if cell.reason is not None else asdict(toolchain.numerics(cell))
     gpus = {} if (number := toolchain.gpus(cell)) == cell.tp * cell.pp else {"gpus": number}

@@ -46,7 +46,6 @@ class Fit:
     proposal: tuple[str, ...] | None = None
     """The smallest change that makes it fit, as values of `--set`. None if none helps."""
     changed: Cell | None = None
-    """The changed cell."""
     added: bool = False
     """The cell is from `add`. `--set` does not change its axes."""
 

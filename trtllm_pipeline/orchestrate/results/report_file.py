@@ -169,7 +169,6 @@ class CellResult:
 
     @property
     def build_s(self) -> float | None:
-        """Seconds of the engine build."""
         return self.seconds.get(_ENGINE_STAGE)
 
     @property
@@ -180,7 +179,6 @@ class CellResult:
 
     @property
     def trtllm_bench_tps(self) -> float | None:
-        """Output tokens/s of the engine in trtllm-bench."""
         value = (self.trtllm_bench or {}).get("output_tokens_per_s")
         return float(value) if isinstance(value, (int, float)) else None
 
@@ -250,7 +248,6 @@ def rows_of(shape: Outline, store: Store) -> tuple[CellResult, ...]:
 
 
 _States = list[tuple[OutlineRun, StageState]]
-"""The stage runs of a cell, with their states."""
 
 
 def _rows(
@@ -314,7 +311,6 @@ def _made_on(made: Mapping[str, Artifact]) -> dict[str, Mapping[str, Json]]:
 
 
 def _written(artifact: Artifact | None, name: str) -> dict[str, Any] | None:
-    """The JSON object in a file of an artifact, or None."""
     present = artifact is not None and any(file == name for file, _ in artifact.files)
     return read_object(artifact.out / name) if artifact is not None and present else None
 

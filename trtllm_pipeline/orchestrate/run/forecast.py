@@ -322,12 +322,10 @@ class ForecastCheck:
         return ForecastCheck(None if expected_s is None else float(expected_s), float(data["took_s"]), stages)
 
     def line(self) -> str:
-        """The whole run in one line."""
         took = f"Took {duration(self.took_s)}"
         return took if self.expected_s is None else f"{took} (estimate {duration(self.expected_s)})"
 
     def lines(self) -> list[str]:
-        """One line per stage."""
         by_stage: dict[str, list[str]] = {}
         for each in self.stages:
             by_stage.setdefault(each.stage, []).append(str(each))

@@ -108,7 +108,6 @@ class Outcome:
 
     statuses: dict[StageRunId, StageStatus]
     artifacts: Mapping[Fingerprint, Artifact]
-    """All artifacts present now."""
     errors: dict[StageRunId, StageError] = field(default_factory=dict)
     blocked_by: dict[StageRunId, StageRunId] = field(default_factory=dict)
     interrupted: bool = False
@@ -721,7 +720,6 @@ def _disk_error(held: _Running, error: OSError) -> StageError:
 
 
 def _peaks(usage: Usage) -> dict[str, Json]:
-    """Return the memory and disk usage for a manifest."""
     rows: dict[str, Json] = {
         "max_rss_bytes": usage.max_rss_bytes,
         "peak_bytes": usage.peak_bytes,

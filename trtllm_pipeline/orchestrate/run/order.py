@@ -185,7 +185,6 @@ def _slots(host: int, cpus: int, memory: int) -> int:
 
 
 def section(run: StageRun) -> Mapping[str, Json]:
-    """Return the settings section of a stage run's stage."""
     return run.first_cell.settings[section_name(run)]
 
 

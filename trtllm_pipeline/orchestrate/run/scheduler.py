@@ -213,7 +213,6 @@ TRANSITIONS: Final[dict[StageStatus, frozenset[StageStatus]]] = {
 """All status changes. PENDING -> FAILED: needs more than the machine has. RUNNING -> PENDING: a retry. To UP_TO_DATE from
 RUNNING or ELSEWHERE: another invocation published it first."""
 ENDED: Final = frozenset(status for status, following in TRANSITIONS.items() if not following)
-"""Final statuses."""
 _AVAILABLE: Final = frozenset({_S.SUCCEEDED, _S.UP_TO_DATE})
 _NO_SHARE: Final = (0.0, 0.0, 0.0)
 
@@ -425,7 +424,6 @@ class Scheduler:
 
     @property
     def finished(self) -> bool:
-        """True if every task has ended."""
         return not (self._counts[_S.PENDING] or self._counts[_S.RUNNING] or self._counts[_S.ELSEWHERE])
 
     @property

@@ -251,7 +251,6 @@ class SharedEntry:
         self._parts: dict[tuple[Exclusive, Entry], int] = {}
 
     def __call__(self, exclusive: Exclusive) -> list[Claim] | None:
-        """See `Entry`."""
         return self._enter(exclusive, _enter)
 
     def beside_standing(self, exclusive: Exclusive) -> list[Claim] | None:
@@ -304,7 +303,6 @@ class LeaseWanted(NamedTuple):
     exclusive: Exclusive
     gpus: int
     among: frozenset[str]
-    """The acceptable GPUs."""
 
     def is_in_the_way_of(self, waiter: LeaseWanted) -> bool:
         """Return True if this request, if started first, might delay the other one."""

@@ -101,7 +101,6 @@ class Artifact:
     label: str
     files: tuple[tuple[str, int], ...]
     manifest_bytes: int = field(compare=False)
-    """Size of the manifest file."""
     size_bytes: int
     duration_s: float
     published_s: float = field(compare=False)
@@ -483,7 +482,6 @@ class Index(Database):
     # runs
 
     def begin_run(self, run: str, matrix: str, command: tuple[str, ...]) -> None:
-        """Record that a run starts."""
         self._runs[run] = self._insert("runs", (run, matrix, json.dumps(command), time.time(), None, None))
 
     def end_run(self, run: str, exit_code: int) -> None:
@@ -519,7 +517,6 @@ class Index(Database):
     # cached results
 
     def add_infeasible(self, fingerprint: Fingerprint, reason: str) -> None:
-        """Record these inputs as infeasible."""
         self._change(("infeasible", (fingerprint, reason)))
 
     def forget_infeasible(self) -> int:
@@ -527,7 +524,6 @@ class Index(Database):
         return self._change(("no infeasible", ()))
 
     def infeasible(self) -> dict[Fingerprint, str]:
-        """Return all infeasible inputs with reasons."""
         return dict(self._rows("SELECT fingerprint, reason FROM infeasible"))
 
     def pin(self, request: str) -> Mapping[str, Json] | None:
@@ -536,7 +532,6 @@ class Index(Database):
         return pins[0] if pins else None
 
     def set_pin(self, request: str, pinned: Mapping[str, Json]) -> None:
-        """Record the pin of a model request."""
         self._change(("pins", (request, json.dumps(pinned))))
 
     def forget_pins(self) -> int:

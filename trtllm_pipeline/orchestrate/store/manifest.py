@@ -278,7 +278,6 @@ class Discrepancy:
     message: str
 
     def __str__(self) -> str:
-        """Return one readable line."""
         where = f"{self.stage} {self.fingerprint}"
         return f"{where}: {self.path}: {self.message}" if self.path else f"{where}: {self.message}"
 

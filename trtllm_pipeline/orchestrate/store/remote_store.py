@@ -99,7 +99,6 @@ class ArtifactTransfer:
     """Content of its manifest."""
     state: State
     transfer_bytes: int = 0
-    """Bytes to transfer."""
     message: str | None = None
     """Why it was refused."""
 

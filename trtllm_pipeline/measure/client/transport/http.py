@@ -80,7 +80,6 @@ class Parser:
                 raise HttpError(f"the response {place} exceeds {MAX_HEAD_BYTES} bytes")
 
     def end(self, reason: str) -> None:
-        """The connection is closed."""
         if self._to_the_end:
             self.complete = True
         elif not self.complete:
@@ -94,7 +93,6 @@ class Parser:
         self.keep_alive = self.keep_alive and not self.complete
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One field of the header or the trailer."""
         self._count += 1
         if self._count > MAX_FIELDS:
             raise HttpError(f"the response has more than {MAX_FIELDS} header fields")
@@ -182,7 +180,6 @@ class Connection:
             self._socket.pause()
 
     def resume(self) -> None:
-        """Resume reading."""
         if self._socket is not None:
             self._socket.resume()
 

@@ -136,7 +136,6 @@ class TimestampedSocket:
             self._loop.remove_reader(self._sock)
 
     def resume(self) -> None:
-        """Resume reading."""
         if self.open:
             self._loop.add_reader(self._sock, self._readable)
 
