@@ -380,7 +380,9 @@ def runnable_plan(cells: Sequence[Cell], store: Store, machine: Machine, *, unti
 
     plan = plan_cells(cells, store, machine, until=until)
     check_feasible(plan, store)
-    allow_open_files(_connections(plan))
+    measured = [run.first_cell for run in plan.stage_runs.values() if run.stage.scope is Scope.IN_SERVICE]
+    scored = [count for cell in measured if isinstance(count := cell.settings["accuracy"]["concurrency"], int)]
+    allow_open_files(max((*scored, *(level for cell in measured for level in load_levels(cell))), default=0))
     for name, gpu in sorted({(cell.toolchain, cell.gpu or "") for cell in plan.feasible}):
         missing = toolchains.load(name).missing(machine.of(gpu))
         if missing is not None:
@@ -389,13 +391,6 @@ def runnable_plan(cells: Sequence[Cell], store: Store, machine: Machine, *, unti
     for warning in (*exposed(plan), *toolchains.caveats(plan.feasible, machine)):
         logger.warning("%s", warning)
     return plan
-
-
-def _connections(plan: Plan) -> int:
-    """Connections of the plan's largest load."""
-    cells = [run.first_cell for run in plan.stage_runs.values() if run.stage.scope is Scope.IN_SERVICE]
-    scored = [count for cell in cells if isinstance(count := cell.settings["accuracy"]["concurrency"], int)]
-    return max((*scored, *(level for cell in cells for level in load_levels(cell))), default=0)
 
 
 def exposed(plan: Plan) -> list[str]:
