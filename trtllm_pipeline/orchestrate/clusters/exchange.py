@@ -415,8 +415,7 @@ class _Node:
     def keep(self, folder: Path, content: bytes, work: Path) -> None:
         """Fetch an artifact into `folder`, unless it is there and undamaged."""
         sealed = manifest.decode(content, folder.parent.name, folder.name, str(folder))
-        claim = self.taken(work / f"{folder.name}.lock")
-        try:
+        with self.taken(work / f"{folder.name}.lock"):
             if not any(each.kind is Kind.DAMAGED for each in manifest.inspect(folder, contents=False)):
                 return
             arriving = work / f"{folder.name}.arriving"
@@ -426,8 +425,6 @@ class _Node:
             shutil.rmtree(folder, ignore_errors=True)
             folder.parent.mkdir(parents=True, exist_ok=True)
             arriving.rename(folder)
-        finally:
-            claim.release()
 
     def copy(self, folder: Path) -> None:
         """Copy orders and answers until all the agent's answers are sent."""

@@ -31,7 +31,7 @@ _LOOK_S: Final = 0.002
 
 
 class Claim:
-    """A held flock. `fd` may be inherited by child processes. `release` frees it for them as well."""
+    """A held flock, released at the end of a with block. Child processes may inherit `fd`, `release` frees it for them."""
 
     __slots__ = ("_remove", "fd", "path")
 
@@ -39,6 +39,12 @@ class Claim:
         self.fd = fd
         self.path = path
         self._remove = remove
+
+    def __enter__(self) -> None:
+        """It is held already."""
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def release(self) -> None:
         """Release the claim. May be called twice."""

@@ -358,10 +358,8 @@ class Store:
             (temporary / manifest.ENVELOPE).replace(folder / manifest.ENVELOPE)
             temporary.rmdir()
 
-        try:
+        with claim:
             yield write
-        finally:
-            claim.release()
 
     def fail(self, attempt: Attempt, outcome: str, error: StageError | None) -> None:
         """Record a failed attempt. Its directory stays for the log until the next attempt."""
@@ -452,12 +450,10 @@ class Store:
                 hint="try again when it has ended; pipeline status shows running stages",
             )
         removed: list[Artifact] = []
-        try:
+        with alone:
             artifacts = unused()
             for start in range(0, len(artifacts), _AT_ONCE):
                 removed += self._remove(artifacts[start : start + _AT_ONCE])
-        finally:
-            alone.release()
         return removed
 
     def _remove(self, artifacts: Sequence[Artifact]) -> list[Artifact]:
@@ -484,10 +480,8 @@ class Store:
                 f"{self.workspace}: another process is removing unused artifacts (pipeline store prune)",
                 hint="try again in a moment",
             )
-        try:
+        with shared:
             yield
-        finally:
-            shared.release()
 
     def sweep(self) -> list[Path]:
         """Remove leftovers of killed pipelines from `work/`, except failed attempts with logs. Returns the removed directories."""
@@ -516,13 +510,9 @@ class Store:
                 continue
             if _is_log(latest.get(fingerprint), name) or (claim := self.claim(fingerprint)) is None:
                 continue
-            try:
-                if not _is_log(
-                    self.index.attempts([fingerprint]).get(fingerprint), name
-                ):  # it has not failed meanwhile
+            with claim:  # it may have failed meanwhile
+                if not _is_log(self.index.attempts([fingerprint]).get(fingerprint), name):
                     yield self.work_dir / name
-            finally:
-                claim.release()
 
     def stale(self) -> list[Path]:
         """Return partial downloads that have not been written to for a long time."""
