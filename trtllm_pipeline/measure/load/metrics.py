@@ -132,8 +132,9 @@ class SoFar:
         for probe in _probes(run, self._objectives):
             self._probes[probe.rate] = self._probes.get(probe.rate, ()) + probe.rounds
         for loop in _closed(run, self._objectives):
-            known = self._closed.get(loop.concurrency)
-            self._closed[loop.concurrency] = loop if known is None else known.with_more(loop)
+            known = self._closed.get(loop.concurrency, _ClosedLoop(loop.concurrency, (), ()))
+            rounds, completed_rps = known.rounds + loop.rounds, (*known.completed_rps, *loop.completed_rps)
+            self._closed[loop.concurrency] = _ClosedLoop(loop.concurrency, rounds, completed_rps)
         metrics = {key: _at_headline(repeats) for key, repeats in self._repeats.items()}
         rates = (median(each.requests_per_s or 0.0 for each in metrics[key]) for key in metrics if key[0] is not None)
         return LoadProgress(
@@ -172,9 +173,6 @@ class _ClosedLoop(NamedTuple):
     concurrency: int
     rounds: tuple[tuple[bool, ...], ...]
     completed_rps: Sequence[float]
-
-    def with_more(self, other: _ClosedLoop) -> _ClosedLoop:
-        return _ClosedLoop(self.concurrency, self.rounds + other.rounds, [*self.completed_rps, *other.completed_rps])
 
     @property
     def probe(self) -> Probe:

@@ -337,7 +337,9 @@ class _Node:
         if known.is_file() and known.read_text(encoding="utf-8") == self.name:  # the pipeline's own machine
             agent.run(attempt)
             return
-        _sweep(attempt.parent)
+        for path in attempt.parent.glob(f"*{_CLAIM}"):  # left by killed agents
+            if (claim := claims.take(path)) is not None:
+                _remove(path.with_name(path.name.removesuffix(_CLAIM)), claim)
         try:
             job = _patiently(partial(self.unpack, self.name))
             self.attempts[job.id] = attempt
@@ -354,8 +356,8 @@ class _Node:
             self.over.set()
             self.progress.stopped = True
             self.pool.shutdown()
-            for each, claim in self.claimed.items():
-                _remove(each, claim)
+            for each, held in self.claimed.items():
+                _remove(each, held)
 
     def parcel(self, name: str) -> dict[str, Any]:
         """Wait for a parcel. The job's inputs are sent before it. Raises StateError if it will not arrive."""
@@ -523,14 +525,6 @@ class _Node:
         result: dict[str, Json] = {"files": manifest.listed(files), "records": manifest.listed(records)}
         self.remote.write(_at(name, _RESULT), writing.object_text(result).encode())
         return failed
-
-
-def _sweep(work: Path) -> None:
-    """Remove leftovers of killed agents from this node."""
-    for path in work.glob(f"*{_CLAIM}"):
-        claim = claims.take(path)
-        if claim is not None:
-            _remove(path.with_name(path.name.removesuffix(_CLAIM)), claim)
 
 
 def _remove(attempt: Path, claim: Claim) -> None:

@@ -236,13 +236,12 @@ def _fetched(run: StageRun, store: Store) -> int:
 
 def durations(plan: Plan, forecast: Forecast) -> list[Need]:
     """Return the time of each stage run to run (a service: until ready) and its timeout, in milliseconds."""
-    return [_duration(run, forecast.times[run.id]) for run in plan.stage_runs.values() if run.id in forecast.to_run]
-
-
-def _duration(run: StageRun, estimate: Estimate) -> Need:
-    _, limit = timeout(run)
-    has = round(1000 * limit) if isinstance(limit, (int, float)) else None
-    return Need(run.stage.name, run.first_cell.id, TIME, estimate, has, assumed=not estimate.measured)
+    needs = []
+    for run in (run for run in plan.stage_runs.values() if run.id in forecast.to_run):
+        (_, limit), estimate = timeout(run), forecast.times[run.id]
+        has = round(1000 * limit) if isinstance(limit, (int, float)) else None
+        needs.append(Need(run.stage.name, run.first_cell.id, TIME, estimate, has, assumed=not estimate.measured))
+    return needs
 
 
 def timeout(run: StageRun) -> tuple[str, Json]:
