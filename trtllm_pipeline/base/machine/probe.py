@@ -44,11 +44,7 @@ TREES: Final = (
 """Directories where NGC images and users keep the sources of TensorRT-LLM, or of the Triton backend that has them."""
 _MPIRUNS: Final = ("/usr/local/mpi/bin/mpirun", "/opt/hpcx/ompi/bin/mpirun")
 """Paths in NGC images, for a changed PATH."""
-_SCRIPTS: Final = (
-    "llama/convert_checkpoint.py",
-    "models/core/llama/convert_checkpoint.py",
-    "quantization/quantize.py",
-)
+_SCRIPTS: Final = ("llama/convert_checkpoint.py", "models/core/llama/convert_checkpoint.py", "quantization/quantize.py")
 """One of these identifies the required examples directory. The first two are the layouts up to 0.19 and from 0.20."""
 _TEMPLATES: Final = ("inflight_batcher_llm/tensorrt_llm/config.pbtxt", "llmapi/tensorrt_llm/config.pbtxt")
 

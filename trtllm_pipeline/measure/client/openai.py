@@ -53,10 +53,7 @@ class OpenAiClient(BaseClient):
         names = await self.models()
         if self.lists_models and names is not None and self.name not in names:
             known = fields.shortened(", ".join(names) or "none")
-            raise ServerError(
-                f"{self.url} has no model {self.name!r}; it has {known}",
-                failure=FailureClass.USER,
-            )
+            raise ServerError(f"{self.url} has no model {self.name!r}; it has {known}", failure=FailureClass.USER)
         return self
 
     async def models(self) -> list[str] | None:

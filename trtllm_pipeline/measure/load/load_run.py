@@ -345,7 +345,6 @@ async def _check_server(target: Target) -> bool:
     metrics = target.service.metrics
     if metrics is not None and await counters.triton(metrics) is None:
         raise UsageError(
-            f"--metrics-url {metrics}: no Triton metrics there",
-            hint="give Triton's metrics port, HOST:8002 by default",
+            f"--metrics-url {metrics}: no Triton metrics there", hint="give Triton's metrics port, HOST:8002 by default"
         )
     return exact

@@ -140,13 +140,7 @@ class RepeatResult(LoadMetrics):
             name: None if window is None else window.to_json() for name, window in self.windows.items()
         }
         efficiency = {} if self.tokens_per_joule is None else {"tokens_per_joule": self.tokens_per_joule}
-        return {
-            "repeat": self.repeat,
-            "started_s": self.started_s,
-            **windows,
-            **efficiency,
-            **_plain(self.latencies),
-        }
+        return {"repeat": self.repeat, "started_s": self.started_s, **windows, **efficiency, **_plain(self.latencies)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -292,10 +292,7 @@ def _model(declared: Mapping[str, Json], name: str, served: Any, asked_by: str) 
             )
     if name == model_names.ENGINE_MODEL:
         batch = "triton_max_batch_size" if "triton_max_batch_size" in declared else "max_batch_size"
-        for key, got in (
-            (batch, served.max_batch_size),
-            ("decoupled", served.model_transaction_policy.decoupled),
-        ):
+        for key, got in ((batch, served.max_batch_size), ("decoupled", served.model_transaction_policy.decoupled)):
             # A model without a batch dimension batches internally, as llmapi does.
             if declared.get(key) is not None and not (key == batch and got == 0):
                 yield SettingCheck(f"{name}: {key}", declared[key], asked_by, got, "the server")

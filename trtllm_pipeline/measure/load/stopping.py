@@ -45,8 +45,7 @@ def parse_precisions(text: str, metrics: Sequence[str]) -> dict[str, float]:
         value = float(number) / (100 if percent else 1)
         if name not in metrics or not 0 < value < 1:
             raise UsageError(
-                f"--stop-when: {part.strip()!r} is not METRIC=PRECISION",
-                hint="METRIC=PERCENT, such as output_tps=3%",
+                f"--stop-when: {part.strip()!r} is not METRIC=PRECISION", hint="METRIC=PERCENT, such as output_tps=3%"
             )
         precisions[name] = value
     return precisions

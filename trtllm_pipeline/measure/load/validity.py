@@ -133,10 +133,7 @@ def _server(run: LoadRun) -> Found:
         yield "invalid", "the run was interrupted, so the server was not checked at its end: there are no rates"
         return
     if start.get("started") is False:
-        yield (
-            "warning",
-            "the server was started externally: its options, and whether it was restarted, are unknown",
-        )
+        yield ("warning", "the server was started externally: its options, and whether it was restarted, are unknown")
     elif start["pid"] is None:
         yield "info", "the server's process is unknown, so a restart cannot be detected"
     elif end["since"] is None or (start["pid"], start["since"]) != (end["pid"], end["since"]):
@@ -160,10 +157,7 @@ def _adapters(run: LoadRun) -> Found:
     settings = run.records.header["settings"]
     names = settings.get("lora_names") or ()
     if len(names) > 1 and settings.get("lora") is None:
-        yield (
-            "info",
-            f"requests used {', '.join(names)} in turn; an axis settings.perf.lora measures each separately",
-        )
+        yield ("info", f"requests used {', '.join(names)} in turn; an axis settings.perf.lora measures each separately")
 
 
 @_gate

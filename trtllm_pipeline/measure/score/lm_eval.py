@@ -211,11 +211,7 @@ def evaluate(
         if found[-1].ranks and not evaluation.likelihoods:
             raise _no_likelihoods(item)
     given = {name: getattr(evaluation, name) for name in ("url", "model", "endpoint", "limit")}
-    result = _summary(
-        found,
-        given if settings is None else settings,
-        asked=f"/v1{_MODELS[evaluation.endpoint][1]}",
-    )
+    result = _summary(found, given if settings is None else settings, asked=f"/v1{_MODELS[evaluation.endpoint][1]}")
     with (output / ANSWERS).open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for each in found for row in each.answers)
     write_json(output / ACCURACY_FILE, result.to_json())

@@ -226,10 +226,7 @@ class Exchange:
             each: [str(file.relative_to(job.inputs[each])) for file in manifest.walk(Path(job.inputs[each]))]
             for each in job.viewed
         }
-        parcel: dict[str, Json] = {
-            "job": reading.read_text(Path(job.attempt) / JOB),
-            "artifacts": artifacts,
-        }
+        parcel: dict[str, Json] = {"job": reading.read_text(Path(job.attempt) / JOB), "artifacts": artifacts}
         name = _parcel_name(mail.name, Path(job.attempt))
         self._remote.write(_at(name, _PARCEL), writing.object_text({**parcel, "files": files, "views": shown}).encode())
 

@@ -38,8 +38,7 @@ def find_matrix(named: str) -> Path:
             hint=f"write a matrix with pipeline matrix init, and `model: [{named}]` under its axes",
         )
     raise UsageError(
-        f"there is no matrix {named!r}{nearest(named, known)}",
-        hint="give a file, or a name from pipeline matrix list",
+        f"there is no matrix {named!r}{nearest(named, known)}", hint="give a file, or a name from pipeline matrix list"
     )
 
 

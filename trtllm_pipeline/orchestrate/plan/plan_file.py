@@ -200,10 +200,7 @@ def plan_lines(
 
 
 def action(
-    run: StageRunId,
-    to_run: Collection[StageRunId],
-    present: Collection[StageRunId],
-    pulls: Collection[StageRunId],
+    run: StageRunId, to_run: Collection[StageRunId], present: Collection[StageRunId], pulls: Collection[StageRunId]
 ) -> str:
     """Action for a stage run: run, pull, reuse or skip."""
     if run in pulls:

@@ -159,8 +159,7 @@ def kept(store: Store) -> dict[Fingerprint, str]:
         return {}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StateError(
-            f"{path}: cannot be read: {error}",
-            hint="remove it, then keep artifacts again: pipeline store keep NAME",
+            f"{path}: cannot be read: {error}", hint="remove it, then keep artifacts again: pipeline store keep NAME"
         ) from error
 
 

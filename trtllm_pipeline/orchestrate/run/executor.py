@@ -192,10 +192,7 @@ def failure_of(
     error = causes.first_error(logs)
     quote = f"; its log says: {error.message}" if error else f"; its last line: {lines[-1].message}" if lines else ""
     return StageError(
-        f"{job.stage}: {how}{quote}",
-        log=log,
-        line=error.number if error else None,
-        telling=tuple(map(str, lines)),
+        f"{job.stage}: {how}{quote}", log=log, line=error.number if error else None, telling=tuple(map(str, lines))
     )
 
 

@@ -32,9 +32,7 @@ FIRST: Final = 1e6
 
 
 def play(
-    tasks: Sequence[scheduling.Task],
-    scheduler: scheduling.Scheduler,
-    takes: Mapping[StageRunId, float] | None = None,
+    tasks: Sequence[scheduling.Task], scheduler: scheduling.Scheduler, takes: Mapping[StageRunId, float] | None = None
 ) -> float:
     """Return the wall-clock seconds of these tasks under their new scheduler, if none fails.
 
