@@ -435,14 +435,8 @@ def main(fd: int, table: int, *claims: int) -> None:
     for kept in (table, *claims):
         os.set_inheritable(kept, False)
     for name in os.listdir("/proc/self/fd"):
-        if int(name) not in (
-            0,
-            1,
-            2,
-            fd,
-            table,
-            *claims,
-        ):  # inherited by the pipeline, but not intended for stage processes
+        # Inherited by the pipeline, but not intended for stage processes.
+        if int(name) not in (0, 1, 2, fd, table, *claims):
             try:  # noqa: SIM105
                 os.close(int(name))
             except OSError:

@@ -139,9 +139,8 @@ def write_dataset(events: Path, output: Path) -> int:
 
     Raises StageError for an invalid event file, or one without a closed loop.
     """
-    from trtllm_pipeline.measure.load.events import (
-        read_records,
-    )  # late: every table looks for such reports, few write one
+    # Late: every table looks for such reports, few write one.
+    from trtllm_pipeline.measure.load.events import read_records
 
     records = read_records(events)
     closed = [each for each in records.requests if each["concurrency"] and each["phase"] == "measured"]

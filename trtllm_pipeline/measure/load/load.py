@@ -23,7 +23,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from trtllm_pipeline.base import FailureClass, StageError
@@ -315,9 +315,7 @@ class EventFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._file.close()
 
     def header(self, target: Target, *, settings: Mapping[str, Any]) -> None:

@@ -147,9 +147,8 @@ async def probe(
     It stops when a TTFT does not fall: the gate only reports a cache if every prompt was faster.
     """
     longest = None
-    if (
-        claim.engine is not None and model_files.find(claim.engine, "config.json") is not None
-    ):  # GGUF files have no config.json
+    # GGUF files have no config.json.
+    if claim.engine is not None and model_files.find(claim.engine, "config.json") is not None:
         max_seq_len = claim.declared.get("max_seq_len")
         engine = Engine.read(claim.engine, max_seq_len=max_seq_len if isinstance(max_seq_len, int) else None)
         longest = engine.longest_prompt(PROBE_ANSWER_TOKENS)

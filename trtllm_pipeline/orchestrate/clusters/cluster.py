@@ -347,9 +347,8 @@ class ClusterExecutor(Executor):
         if now - self._beat_s > agents.BEAT_S:
             self._beat_s = now
             for agent in self._agents.values():
-                if agent.service or (
-                    self._exchange is not None and not agent.answers()
-                ):  # it is waiting for its parcel
+                # Without an answer, it is waiting for its parcel.
+                if agent.service or (self._exchange is not None and not agent.answers()):
                     agent.orders["beat"] += 1
                     agent.order()
 

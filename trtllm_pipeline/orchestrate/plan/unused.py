@@ -89,9 +89,8 @@ def _reasons(
     def used(folder: Path) -> set[Fingerprint]:
         return {run.fingerprint for run in read_plan(folder / NAME).stage_runs.values()}
 
-    named = [
-        find_run(store, name) for name in roots.named
-    ]  # first, to report an unknown run even if everything is needed
+    # First, to report an unknown run even if everything is needed.
+    named = [find_run(store, name) for name in roots.named]
     yield from protected(store, stages)
     try:
         runs: Sequence[Path] = run_folders(store)

@@ -522,9 +522,8 @@ class Index(Database):
     def digest(self, path: Path) -> str:
         """Return the BLAKE3 of a file's content, which is read again only if the file's stamp has changed. Raises OSError."""
         name = str(path.absolute())
-        key = name.encode(
-            errors="backslashreplace"
-        ).decode()  # file names may be invalid text, which SQLite does not accept
+        # File names may be invalid text, which SQLite does not accept.
+        key = name.encode(errors="backslashreplace").decode()
         known = self._rows("SELECT stamp, digest FROM digests WHERE path = ?", (key,))
         if known and known[0][0] == digest.stamp(name):
             return str(known[0][1])
