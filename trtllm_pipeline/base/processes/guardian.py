@@ -129,10 +129,7 @@ def is_marked(pid: int, mark: str) -> bool:
 
 
 def memory_of(pid: int) -> int:
-    """Bytes of memory in use by a process. Shared pages count by its share.
-
-    In full if the kernel does not report shares.
-    """
+    """Bytes of memory in use by a process. Shared pages count by its share, or in full if the kernel reports none."""
     for line in proc_file(pid, "smaps_rollup").splitlines():
         if line.startswith(b"Pss:"):
             return int(line.split()[1]) * 1024

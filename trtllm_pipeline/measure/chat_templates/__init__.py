@@ -225,10 +225,7 @@ class Renderer:
         return self._process
 
     def _exchange(self, process: subprocess.Popen[bytes], question: Mapping[str, Any]) -> _Exchange:
-        """Send a line and return the process's reply. Raises TemplateError.
-
-        Yields when it has to wait for the process: True if there is more to send.
-        """
+        """Send a line, return the reply. Yields when it has to wait: True with more to send. Raises TemplateError."""
         sink, source = _pipes(process)
         unsent, received = memoryview(json.dumps(question).encode() + b"\n"), bytearray()
         most = _ESCAPED_BYTES * self._limits.characters + _CHUNK

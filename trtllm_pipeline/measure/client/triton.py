@@ -662,10 +662,7 @@ def data_types(tensors: Iterable[model_config_pb2.ModelInput | model_config_pb2.
 
 
 def text_output(response: service_pb2.ModelInferResponse) -> str:
-    """First element of the tensor `text_output` in a response. "" without one (an empty final response).
-
-    Raises ProtocolError for a truncated tensor.
-    """
+    """First element of the tensor `text_output` in a response, "" without one. Raises ProtocolError if truncated."""
     for index, tensor in enumerate(response.outputs):
         if tensor.name == "text_output":
             return _text(response, index)
@@ -692,10 +689,7 @@ def num_output_tokens(response: service_pb2.ModelInferResponse) -> int | None:
 
 
 def token_count(response: service_pb2.ModelInferResponse, name: str) -> int | None:
-    """First element of the tensor `name` in a response. None without one.
-
-    Raises ProtocolError for a truncated tensor and for a negative number.
-    """
+    """First element of the tensor `name` in a response, None without one. Raises ProtocolError for an invalid one."""
     for index, tensor in enumerate(response.outputs):
         if tensor.name == name:
             if tensor.datatype == "BYTES":

@@ -137,10 +137,7 @@ def load(request: Request) -> LoadedMatrix:
 
 
 def machine_of(request: Request) -> Machine:
-    """The machine of the request: an assumed one, or this one. Warns if its release of TensorRT-LLM is unknown.
-
-    Raises UsageError.
-    """
+    """The machine of the request: an assumed one, or this one. Warns of unknown releases. Raises UsageError."""
     if request.assume is not None:
         from trtllm_pipeline.base import assume
 

@@ -473,10 +473,7 @@ def report_json(
 
 
 def read_report(path: Path) -> tuple[tuple[CellResult, ...], dict[str, Any]]:
-    """Rows and `run` of a report file, with its `forecast`. Raises StateError if the file is not a report.
-
-    The file is untrusted input.
-    """
+    """Rows, `run` and `forecast` of a report file, which is untrusted. Raises StateError for another file."""
     try:
         data = user_files.decode_mapping(reading.read_bytes(path))
         if data["schema"] != SCHEMA:

@@ -250,10 +250,7 @@ class Executor:
         )
 
     def stop(self, job: StageRunId, grace_s: float) -> None:
-        """Interrupt, terminate, kill. A service first gets `grace_s` to stop its server itself.
-
-        `Ended` follows.
-        """
+        """Interrupt, terminate, kill. A service first gets `grace_s` to stop its server itself. `Ended` follows."""
         active = self._active.get(job)
         if active is None:
             return

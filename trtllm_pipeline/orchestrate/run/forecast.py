@@ -274,10 +274,7 @@ def plan_json(plan: Plan, store: Store | None, forecast: Forecast, *, run_id: st
 
 @dataclass(frozen=True, slots=True)
 class StageForecast:
-    """Expected and actual use of one resource by the stage runs of one stage.
-
-    Time is the sum in milliseconds. Memory is the maximum of a stage run in bytes.
-    """
+    """Expected and actual use of one resource by a stage's runs: sum of milliseconds, or the largest in bytes."""
 
     stage: str
     resource: str

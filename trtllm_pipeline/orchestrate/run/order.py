@@ -34,10 +34,7 @@ FIRST: Final = 1e6
 def play(
     tasks: Sequence[scheduling.Task], scheduler: scheduling.Scheduler, takes: Mapping[StageRunId, float] | None = None
 ) -> float:
-    """Return the wall-clock seconds of these tasks under their new scheduler, if none fails.
-
-    Each takes its expected time, or its time in `takes`.
-    """
+    """Wall-clock seconds of these tasks under their new scheduler. Each takes its time in `takes`, or as expected."""
     known = {task.id: task for task in tasks}
     now = 0.0
     due: list[tuple[float, int, scheduling.Event]] = []
