@@ -9,12 +9,13 @@
 """
 
 from trtllm_pipeline.orchestrate.provenance.checking import Policy, check, look, policy, require, require_folders
-from trtllm_pipeline.orchestrate.provenance.described import envelope_of, read_file, statement_line
+from trtllm_pipeline.orchestrate.provenance.described import Described, envelope_of, read_file, statement_line
 from trtllm_pipeline.orchestrate.provenance.dsse import SigningKey
 from trtllm_pipeline.orchestrate.provenance.signing import attach, sign
 from trtllm_pipeline.orchestrate.provenance.statement import statement_of
 
 __all__ = [
+    "Described",
     "Policy",
     "SigningKey",
     "attach",
