@@ -115,7 +115,7 @@ def identity(machine: Machine) -> Mapping[str, Json]:
 def here() -> dict[str, Json]:
     """A short record of this machine and its software, for results. None for missing parts.
 
-    The names are those of `bench.conditions.FIELDS`. It contains no host or user name. All GPUs are listed: the cell's
+    The names are those of `conditions.FIELDS`. It contains no host or user name. All GPUs are listed: the cell's
     layout determines which of them a stage uses.
     """
     surveyed = survey()
