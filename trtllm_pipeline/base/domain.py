@@ -17,9 +17,7 @@ DEFAULT_WORKSPACE: Final = ".pipeline"
 USUAL_KV_SHARE: Final = 0.9
 """Share of free memory that TensorRT-LLM uses for the KV cache by default. Source: memory reference."""
 USUAL_NUM_TOKENS: Final = 8192
-"""Default for the tokens of one forward pass. The same as TensorRT-LLM's since 0.11, so that a matrix means the same on
-every release.
-"""
+"""Default for the tokens of one forward pass: TensorRT-LLM's since 0.11, so that a matrix means the same everywhere."""
 
 
 def in_order(segments: Sequence[str], parts: Sequence[str]) -> bool:
@@ -124,9 +122,7 @@ class Exclusive(str, Enum):
 
 
 ALONE: Final = "alone:"
-"""Prefix for the id of a cell that is measured alone, to show the effect of measuring the cell of that name alongside
-others.
-"""
+"""Prefix for the id of a cell that is measured alone, to show the effect of measuring that cell alongside others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +136,7 @@ class Resources:
     accelerator: str | None = None
     """Type of its GPUs, in lower case, if a cluster has several."""
     beside_standing: bool = False
-    """True if managed servers may run at the same time: it measures a server that it did not start, which may be one of
-    them.
-    """
+    """True if managed servers may run at the same time: it measures a server that it did not start."""
 
 
 @dataclass(frozen=True, slots=True)

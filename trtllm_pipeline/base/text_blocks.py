@@ -42,9 +42,7 @@ class Grid:
     rows: Iterable[Sequence[Value]]
     left: Collection[int] = (0,)
     notes_of: int | None = None
-    """Number of columns that name a row, if the last column has sentences. A terminal that is too narrow lists those
-    below.
-    """
+    """Number of columns that name a row, if the last has sentences. A terminal that is too narrow lists those below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +135,6 @@ class _OnTerminal:
 
 
 def as_markdown(blocks: Iterable[Block]) -> str:
-    """The blocks as Markdown, for a pull request."""
     return "\n".join(line for block in blocks for line in _written(block)).rstrip() + "\n"
 
 

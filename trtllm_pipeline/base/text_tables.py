@@ -45,7 +45,6 @@ def csv_table(rows: Sequence[Mapping[str, object]]) -> str:
 
 
 def cell(value: object, digits: int = 2) -> str:
-    """One value as a table shows it."""
     return "-" if value is None else f"{value:.{digits}f}" if isinstance(value, float) else str(value)
 
 

@@ -34,9 +34,7 @@ def merged(sequences: Iterable[Sequence[str]]) -> tuple[str, ...]:
 def in_flow_order(
     first_cells: Iterable[tuple[str, CellId]], of_cell: Callable[[CellId], Sequence[str]]
 ) -> tuple[str, ...]:
-    """All stages in the order of the flow, from the stages `of_cell` of the first cell that has each. A stage may occur
-    more than once.
-    """
+    """All stages in the order of the flow, by the stages `of_cell` of the first cell that has each."""
     cells: dict[str, CellId] = {}
     for stage, cell in first_cells:
         cells.setdefault(stage, cell)

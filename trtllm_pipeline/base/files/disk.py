@@ -26,9 +26,7 @@ def folder_bytes(folder: str | Path) -> int:
 
 
 def no_room(error: OSError, path: Path) -> str | None:
-    """A description of the full disk or quota that caused `error` while writing at or below `path`. None for other
-    errors.
-    """
+    """Describe the full disk or quota that caused `error` while writing at or below `path`. None for other errors."""
     if error.errno == errno.EFBIG:
         return f"files are limited to {_size(resource.getrlimit(resource.RLIMIT_FSIZE)[0])} here (ulimit -f)"
     if error.errno not in _FULL:

@@ -1,6 +1,4 @@
-"""Opens the files of a workspace and of the cache. Only regular files are read: a named pipe would block its reader
-forever.
-"""
+"""Opens the files of a workspace and of the cache. Only regular files are read: a named pipe would block forever."""
 
 from __future__ import annotations
 
@@ -33,10 +31,8 @@ def open_fd(path: str | Path, flags: int = os.O_RDONLY) -> int:
     try:
         fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        if error.errno in {
-            errno.ENXIO,
-            errno.EISDIR,
-        }:  # a pipe without a reader, a socket, or a directory opened for writing
+        # A pipe without a reader, a socket, or a directory opened for writing.
+        if error.errno in {errno.ENXIO, errno.EISDIR}:
             raise NotAFileError(path, os.stat(path).st_mode) from error
         raise
     mode = os.fstat(fd).st_mode

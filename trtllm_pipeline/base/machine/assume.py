@@ -23,9 +23,7 @@ _BETWEEN_TYPES: Final = ";"
 ASSUMED: Final = "assumed"
 """Placeholder for a version or name that was not given. It equals no real one, so results are never mixed up."""
 LAST_WITH_ENGINES: Final = "1.3.0rc20"
-"""The last release with `trtllm-build`, according to its documentation. Later ones are assumed to lack it, unless
-`build=yes` is given.
-"""
+"""The last release with `trtllm-build`, by its documentation. Later ones are assumed to lack it."""
 _FIRST_WITH_SERVE: Final = "0.15"
 _FIRST_WITH_BENCH: Final = "0.12"
 _FIRST_WITH_MODEL_OPTIMIZER: Final = "0.10"

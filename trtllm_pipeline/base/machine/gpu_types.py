@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+from trtllm_pipeline import PACKAGE
 
 
 class GpuType(NamedTuple):
@@ -22,40 +25,9 @@ class GpuType(NamedTuple):
         return round(self.memory_mib * 10 / 1024) / 10
 
 
-# Names and sizes from the output of nvidia-smi in public logs. The first one of a compute capability is the usual one.
-GPU_TYPES: Final = {
-    "V100": GpuType("Tesla V100-SXM2-32GB", 70, 32768),
-    "T4": GpuType("Tesla T4", 75, 15360),
-    "A100": GpuType("NVIDIA A100-SXM4-80GB", 80, 81920),
-    "A100-40GB": GpuType("NVIDIA A100-SXM4-40GB", 80, 40960),
-    "A100-PCIE": GpuType("NVIDIA A100 80GB PCIe", 80, 81920),
-    "A800": GpuType("NVIDIA A800-SXM4-80GB", 80, 81920),
-    "A30": GpuType("NVIDIA A30", 80, 24576),
-    "A10": GpuType("NVIDIA A10", 86, 23028),
-    "A10G": GpuType("NVIDIA A10G", 86, 23028),
-    "A40": GpuType("NVIDIA A40", 86, 46068),
-    "RTX3090": GpuType("NVIDIA GeForce RTX 3090", 86, 24576),
-    "RTXA6000": GpuType("NVIDIA RTX A6000", 86, 49140),
-    "L40S": GpuType("NVIDIA L40S", 89, 46068),
-    "L40": GpuType("NVIDIA L40", 89, 46068),
-    "L20": GpuType("NVIDIA L20", 89, 46068),
-    "L4": GpuType("NVIDIA L4", 89, 23034),
-    "RTX4090": GpuType("NVIDIA GeForce RTX 4090", 89, 24564),
-    "RTX6000ADA": GpuType("NVIDIA RTX 6000 Ada Generation", 89, 49140),
-    "H100": GpuType("NVIDIA H100 80GB HBM3", 90, 81559),
-    "H100-PCIE": GpuType("NVIDIA H100 PCIe", 90, 81559),
-    "H100-NVL": GpuType("NVIDIA H100 NVL", 90, 95830),
-    "H200": GpuType("NVIDIA H200", 90, 143771),
-    "H800": GpuType("NVIDIA H800", 90, 81559),
-    "H20": GpuType("NVIDIA H20", 90, 97871),
-    "GH200": GpuType("NVIDIA GH200 480GB", 90, 97871),
-    "B200": GpuType("NVIDIA B200", 100, 183359),
-    "GB200": GpuType("NVIDIA GB200", 100, 189471),
-    "B300": GpuType("NVIDIA B300 SXM6 AC", 103, 275040),
-    "RTXPRO6000": GpuType("NVIDIA RTX PRO 6000 Blackwell Server Edition", 120, 97887),
-    "RTX5090": GpuType("NVIDIA GeForce RTX 5090", 120, 32607),
-    "GB10": GpuType("NVIDIA GB10", 121, 122573),
-}
+TABLES: Final[dict[str, Any]] = json.loads((PACKAGE / "data" / "gpus.json").read_text(encoding="utf-8"))
+GPU_TYPES: Final = {short: GpuType(*fields) for short, fields in TABLES["types"].items()}
+"""Short name -> type. The first one of a compute capability is the usual one."""
 _SOLD: Final = 0.1
 """Difference between the size that a GPU is sold with, as in A100-80GB, and its memory in GiB, as a share."""
 _SIZE: Final = re.compile(r"[\s_-](\d+)\s*GB\s*$", re.IGNORECASE)

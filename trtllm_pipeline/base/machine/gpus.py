@@ -185,7 +185,6 @@ class GpuPeaks:
         self._next = 0.0
 
     def begin(self, run_id: str, gpus: Sequence[str]) -> None:
-        """Start watching these GPUs for a stage run."""
         if not gpus:
             return
         if not self._opened:
@@ -217,7 +216,6 @@ class GpuPeaks:
         return self._peaks.pop(run_id, None)
 
     def close(self) -> None:
-        """Release NVML."""
         self._stack.close()
 
     def _used(self, handle: object) -> int | None:

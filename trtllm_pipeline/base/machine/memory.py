@@ -13,7 +13,6 @@ SHARED: Final = "/dev/shm"  # noqa: S108  looked at only
 
 
 def physical_bytes() -> int:
-    """Memory of the host."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

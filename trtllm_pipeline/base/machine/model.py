@@ -71,7 +71,6 @@ class Machine:
 
     cpus: int
     cpu: str
-    """The processor's name."""
     gpus: tuple[Gpu, ...] = ()
     """The GPUs that this process may use. Respects CUDA_VISIBLE_DEVICES."""
     driver: str | None = None
@@ -123,9 +122,7 @@ def _words(name: str) -> set[str]:
 
 
 def from_json(data: Mapping[str, Any]) -> Machine:
-    """The machine that `dataclasses.asdict` converted to `data`. Raises TypeError, KeyError, ValueError for anything
-    else.
-    """
+    """The machine that `dataclasses.asdict` converted to `data`. Raises TypeError, KeyError, ValueError for others."""
     parts: dict[str, Any] = {"gpus": tuple(Gpu(**gpu) for gpu in data["gpus"])}
     parts["types"] = tuple((name, from_json(each)) for name, each in data["types"])
     if (tensorrt_llm := data["tensorrt_llm"]) is not None:

@@ -22,9 +22,7 @@ def version_of(package: str, folders: Iterable[str] = ()) -> str | None:
 
 
 def _metadata_of(package: str, folders: Iterable[str]) -> Iterator[str]:
-    """Directories with a package's metadata, found as importlib.metadata does, whose import takes longer than all of
-    this.
-    """
+    """Directories with a package's metadata, found as importlib.metadata does, whose import takes longer than this."""
 
     def normal(name: str) -> str:
         return re.sub(r"[-_.]+", "_", name).lower()

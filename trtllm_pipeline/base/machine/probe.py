@@ -41,16 +41,10 @@ TREES: Final = (
     "~/TensorRT-LLM",
     "~/tensorrtllm_backend",
 )
-"""Directories where NGC images and users keep TensorRT-LLM's sources, or the Triton backend's with TensorRT-LLM's
-inside.
-"""
+"""Directories where NGC images and users keep the sources of TensorRT-LLM, or of the Triton backend that has them."""
 _MPIRUNS: Final = ("/usr/local/mpi/bin/mpirun", "/opt/hpcx/ompi/bin/mpirun")
 """Paths in NGC images, for a changed PATH."""
-_SCRIPTS: Final = (
-    "llama/convert_checkpoint.py",
-    "models/core/llama/convert_checkpoint.py",
-    "quantization/quantize.py",
-)
+_SCRIPTS: Final = ("llama/convert_checkpoint.py", "models/core/llama/convert_checkpoint.py", "quantization/quantize.py")
 """One of these identifies the required examples directory. The first two are the layouts up to 0.19 and from 0.20."""
 _TEMPLATES: Final = ("inflight_batcher_llm/tensorrt_llm/config.pbtxt", "llmapi/tensorrt_llm/config.pbtxt")
 
@@ -121,7 +115,7 @@ def identity(machine: Machine) -> Mapping[str, Json]:
 def here() -> dict[str, Json]:
     """A short record of this machine and its software, for results. None for missing parts.
 
-    The names are those of `bench.conditions.FIELDS`. It contains no host or user name. All GPUs are listed: the cell's
+    The names are those of `conditions.FIELDS`. It contains no host or user name. All GPUs are listed: the cell's
     layout determines which of them a stage uses.
     """
     surveyed = survey()
@@ -154,9 +148,7 @@ def maker() -> dict[str, Json]:
 
 @lru_cache(maxsize=1)
 def code_digest() -> str:
-    """Digest of this package's files, 16 hexadecimal digits. It is not part of keys: most changes to the code do not
-    affect results.
-    """
+    """Digest of this package's files, 16 hexadecimal digits. Not part of keys: most changes do not affect results."""
     from hashlib import blake2b
 
     package, digest = PACKAGE, blake2b(digest_size=8)
@@ -241,9 +233,7 @@ def packages_of(python: str) -> list[str]:
 
 
 def torch_cuda() -> str | None:
-    """CUDA version that the installed torch was built for, such as 12.8, read from its files. None for a CPU build or
-    without torch.
-    """
+    """CUDA version that the installed torch was built for, as 12.8, from its files. None for a CPU build."""
     distribution = distribution_of("torch")
     try:
         text = Path(str(distribution.locate_file("torch/version.py"))).read_text("utf-8") if distribution else ""

@@ -35,10 +35,7 @@ class TritonInstallation:
 
 
 def find() -> TritonInstallation:
-    """The server to use: on PATH, in the container's directory, or in the PyPI wheel, in this order.
-
-    Raises ServerError when there is none.
-    """
+    """The server to use: on PATH, else in the container's directory, else in the PyPI wheel. Raises ServerError."""
     on_path = shutil.which("tritonserver")
     for candidate in (on_path and Path(on_path), CONTAINER_BINARY):
         if candidate and candidate.is_file():

@@ -99,7 +99,6 @@ def process_table(*, zombies: bool = False) -> dict[int, Process]:
 
 
 def with_descendants(roots: set[int], table: dict[int, Process]) -> set[int]:
-    """`roots` and all their descendants."""
     children: dict[int, list[int]] = {}
     for pid, process in table.items():
         children.setdefault(process.parent, []).append(pid)
@@ -130,10 +129,7 @@ def is_marked(pid: int, mark: str) -> bool:
 
 
 def memory_of(pid: int) -> int:
-    """Bytes of memory in use by a process. Shared pages count by its share.
-
-    In full if the kernel does not report shares.
-    """
+    """Bytes of memory in use by a process. Shared pages count by its share, or in full if the kernel reports none."""
     for line in proc_file(pid, "smaps_rollup").splitlines():
         if line.startswith(b"Pss:"):
             return int(line.split()[1]) * 1024
@@ -328,7 +324,6 @@ class Supervisor:
             os.chdir("/")
 
     def write_table(self) -> None:
-        """Write the current stage runs to the table."""
         os.pwrite(self.table, b" ".join([b"%d" % run.pid for run in self.runs.values()]) + b"\n", 0)
 
     def reap(self) -> None:
@@ -370,7 +365,6 @@ class Supervisor:
         return any(int(pid) not in self.mains for pid in pids.split())
 
     def members(self, run: ProcessSession) -> set[int]:
-        """All processes of this stage run."""
         table = process_table()
         roots = set()
         for pid in with_descendants({self.pid}, table):  # ours, whatever its number
@@ -438,14 +432,8 @@ def main(fd: int, table: int, *claims: int) -> None:
     for kept in (table, *claims):
         os.set_inheritable(kept, False)
     for name in os.listdir("/proc/self/fd"):
-        if int(name) not in (
-            0,
-            1,
-            2,
-            fd,
-            table,
-            *claims,
-        ):  # inherited by the pipeline, but not intended for stage processes
+        # Inherited by the pipeline, but not intended for stage processes.
+        if int(name) not in (0, 1, 2, fd, table, *claims):
             try:  # noqa: SIM105
                 os.close(int(name))
             except OSError:

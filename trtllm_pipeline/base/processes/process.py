@@ -71,9 +71,7 @@ def allow_open_files(connections: int = 0) -> None:
 
 
 def running_since(pid: int) -> int | None:
-    """Start time of process `pid` in clock ticks since boot, which distinguishes a reused pid. None if it is not
-    running.
-    """
+    """Start time of process `pid` in clock ticks since boot, which tells a reused pid apart. None if it has ended."""
     from trtllm_pipeline.base.processes.guardian import look_up
 
     process = look_up(pid)
@@ -212,9 +210,7 @@ class Guardian:
         self._send({"do": "signal", "id": run_id, "signal": int(signo), "whole": whole})
 
     def end(self, run_id: str, grace_s: float) -> None:
-        """Interrupt all processes of the stage run, terminate them after `grace_s`, and kill them after the same time
-        again.
-        """
+        """Interrupt all processes of the stage run, terminate them after `grace_s`, kill them after as long again."""
         self._send({"do": "end", "id": run_id, "grace_s": grace_s})
 
     def read_events(self) -> list[ProcessEvent]:

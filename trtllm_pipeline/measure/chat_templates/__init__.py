@@ -89,9 +89,7 @@ class Chat:
 
 
 class TemplateError(StageError):
-    """A chat template failed: it is not valid Jinja2, its process failed, or, for the subclasses, it failed on a
-    conversation.
-    """
+    """A chat template failed: invalid Jinja2, a failed process, or, for the subclasses, a failure on a conversation."""
 
 
 class RefusedError(TemplateError):
@@ -117,9 +115,7 @@ _ERRORS: Final = {
 
 
 def read(folder: Path) -> Template | None:
-    """The chat template in a model's directory. None if it has none. Raises DownloadError for files that cannot be
-    read.
-    """
+    """The chat template in a model's directory, None if it has none. Raises DownloadError for unreadable files."""
     source = read_source(folder)
     if source is None:
         return None
@@ -229,10 +225,7 @@ class Renderer:
         return self._process
 
     def _exchange(self, process: subprocess.Popen[bytes], question: Mapping[str, Any]) -> _Exchange:
-        """Send a line and return the process's reply. Raises TemplateError.
-
-        Yields when it has to wait for the process: True if there is more to send.
-        """
+        """Send a line, return the reply. Yields when it has to wait: True with more to send. Raises TemplateError."""
         sink, source = _pipes(process)
         unsent, received = memoryview(json.dumps(question).encode() + b"\n"), bytearray()
         most = _ESCAPED_BYTES * self._limits.characters + _CHUNK

@@ -42,7 +42,6 @@ class Reply:
 
     @property
     def first_token_s(self) -> float | None:
-        """Time to the first token."""
         return None if self.first_s is None else self.first_s - self.asked_s
 
     @property
@@ -178,9 +177,7 @@ def base_url(url: str) -> str:
 
 
 def models(url: str, api_key: str | None = None) -> dict[str, str | None]:
-    """The models that a server lists. A LoRA adapter has its model as `parent`, as in vLLM and the gateway. Raises
-    ServerError.
-    """
+    """The models that a server lists. A LoRA adapter has its model as `parent`, as in vLLM. Raises ServerError."""
     return asyncio.run(_models(base_url(url), api_key))
 
 

@@ -53,16 +53,11 @@ class OpenAiClient(BaseClient):
         names = await self.models()
         if self.lists_models and names is not None and self.name not in names:
             known = fields.shortened(", ".join(names) or "none")
-            raise ServerError(
-                f"{self.url} has no model {self.name!r}; it has {known}",
-                failure=FailureClass.USER,
-            )
+            raise ServerError(f"{self.url} has no model {self.name!r}; it has {known}", failure=FailureClass.USER)
         return self
 
     async def models(self) -> list[str] | None:
-        """The models that the server lists. None if it does not list any. Raises ServerError if it is another kind of
-        server.
-        """
+        """The models that the server lists. None if it lists none. Raises ServerError for another kind of server."""
         try:
             status, body = await self._get(self.url, "/models", self.headers)
         except ServerError as error:

@@ -55,11 +55,9 @@ class TextChunk(NamedTuple):
 
     time_ns: int
     text: str
-    """The added text."""
     tokens: int | None
     """Output tokens of the request so far, as counted by the server; None if it does not count."""
     reasoning: bool = False
-    """True if the text is reasoning."""
 
 
 @dataclass(slots=True)

@@ -140,7 +140,6 @@ class ServedModel:
 
     @classmethod
     def of(cls, config: model_config_pb2.ModelConfig) -> ServedModel:
-        """The properties in `config`."""
         return cls(
             name=config.name,
             batched=config.max_batch_size > 0,
@@ -663,10 +662,7 @@ def data_types(tensors: Iterable[model_config_pb2.ModelInput | model_config_pb2.
 
 
 def text_output(response: service_pb2.ModelInferResponse) -> str:
-    """First element of the tensor `text_output` in a response. "" without one (an empty final response).
-
-    Raises ProtocolError for a truncated tensor.
-    """
+    """First element of the tensor `text_output` in a response, "" without one. Raises ProtocolError if truncated."""
     for index, tensor in enumerate(response.outputs):
         if tensor.name == "text_output":
             return _text(response, index)
@@ -693,10 +689,7 @@ def num_output_tokens(response: service_pb2.ModelInferResponse) -> int | None:
 
 
 def token_count(response: service_pb2.ModelInferResponse, name: str) -> int | None:
-    """First element of the tensor `name` in a response. None without one.
-
-    Raises ProtocolError for a truncated tensor and for a negative number.
-    """
+    """First element of the tensor `name` in a response, None without one. Raises ProtocolError for an invalid one."""
     for index, tensor in enumerate(response.outputs):
         if tensor.name == name:
             if tensor.datatype == "BYTES":
@@ -719,9 +712,7 @@ def output_log_probs(response: service_pb2.ModelInferResponse) -> list[float]:
 
 
 def top_log_probs(response: service_pb2.ModelInferResponse, count: int) -> list[list[tuple[int, float]]]:
-    """The `count` most likely tokens at each position of a response: id, log probability. Raises ProtocolError for
-    inconsistent tensors.
-    """
+    """The `count` most likely tokens at each position: id, log probability. Raises ProtocolError."""
     found = {tensor.name: index for index, tensor in enumerate(response.outputs)}
     if not {"top_token_ids", "top_log_probs"} <= found.keys():
         return []

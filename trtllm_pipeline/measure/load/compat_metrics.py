@@ -1,27 +1,13 @@
-"""Metrics of the same events as defined by other tools, to compare values across tools.
-
-Formulas are from the versions of late 2026. A definition mentions where a tool uses another timestamp.
-"""
+"""Metrics of the same events as defined by other tools (`result.COMPATIBLE`), to compare values across tools."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any
 
 from trtllm_pipeline.measure.load.requests import TimedRequest
 from trtllm_pipeline.measure.load.stats import Summary, summary
-
-DEFINITIONS: Final = {
-    "genai_perf": "ttft_ms: first content - sent. itl_ms: (e2e - TTFT) / (n - 1), one value a request. n: whole text "
-    "encoded again. output_tokens_per_s, requests_per_s: over first send -> last content",
-    "vllm": "ttft_ms: first message - sent, even one without text. tpot_ms: (e2e - TTFT) / (n - 1), one value a request. "
-    "itl_ms: gaps between messages, pooled (the closing message, without text, is not in it here). n: the server's "
-    "usage, else the text encoded again. output_tokens_per_s, requests_per_s: over first send -> last end",
-    "llm_perf": "ttft_ms: first response - sent, even an empty one. itl_ms: (e2e - TTFT) / (n - 1), one value a request. "
-    "e2e_ms: end of the stream - sent. n: text encoded again with special tokens. output_tokens_per_s, requests_per_s: "
-    "over first send -> last end",
-}
 
 
 def columns(requests: Sequence[TimedRequest], *, special_tokens: int | None) -> dict[str, Any]:

@@ -48,12 +48,9 @@ class Field:
     decides: bool = True
     """Measurements that differ in it are only compared with `--allow`. Other differences are only reported."""
     axes: tuple[str, ...] = ()
-    """Further matrix axes that vary it, in addition to the axis of the same name. A comparison by such an axis expects
-    the difference.
-    """
+    """Further matrix axes that vary it, besides the axis of its name. Comparisons by them expect the difference."""
 
     def shown(self, value: object) -> str:
-        """A value for display."""
         if value == UNKNOWN:
             return UNKNOWN
         if value is None or value == []:
@@ -147,24 +144,20 @@ def system(target: Target, engine: Path | None = None, exclusive: Json = None) -
     is OpenAI's. Without an engine, every installed runtime is possible. `exclusive` is a `domain.Exclusive` other than
     the machine. A server on another machine is only known by its own report, which `analyze` adds.
     """
-    runtime = None if engine is None else _runtime(engine)
+    # llama.cpp's engines name it, all others are TensorRT-LLM's.
+    version = None if engine is None else Fields.read_optional(engine, "config.json").values.get("version")
+    llama = str(version).startswith("xllamacpp ")
     by_triton = not target.protocol.startswith("openai")
     idle = {
         "triton": not by_triton,
-        "tensorrt_llm": runtime == "xllamacpp",
-        "xllamacpp": not by_triton or runtime == "tensorrt_llm",
+        "tensorrt_llm": llama,
+        "xllamacpp": not by_triton or (engine is not None and not llama),
     }
     return {
         "server_on": "this machine" if _is_here(target.service) else ELSEWHERE,
         **{name: None if idle.get(name) else value for name, value in probe.here().items()},
         "exclusive": exclusive,
     }
-
-
-def _runtime(engine: Path) -> str:
-    """The one of RUNTIMES that runs this engine: llama.cpp's engines name it, all others are TensorRT-LLM's."""
-    version = Fields.read_optional(engine, "config.json").values.get("version")
-    return "xllamacpp" if str(version).startswith("xllamacpp ") else "tensorrt_llm"
 
 
 def workload(
@@ -187,7 +180,9 @@ def workload(
             "concurrency": level.concurrency,
             "request_rate": level.request_rate,
             "requests": len(level.measured) if level.seconds is None else f"{level.seconds:g} s",
-            "warmup_requests": _warmup(level),
+            "warmup_requests": len(level.warmup)
+            if level.least_warmup is None
+            else f"{level.least_warmup} to {len(level.warmup)}, until TTFT is flat",
             "repeats": repeats or planned[level.concurrency, level.request_rate],
             "arrivals_digest": _digest(list(level.at_s)) if level.at_s else None,
             "max_in_flight": level.max_in_flight,
@@ -217,12 +212,6 @@ def workload(
         "protocol": target.protocol,
         "levels": levels,
     }
-
-
-def _warmup(level: Level) -> Json:
-    if level.least_warmup is None:
-        return len(level.warmup)
-    return f"{level.least_warmup} to {len(level.warmup)}, until TTFT is flat"
 
 
 def prompts_digest(prompts: Sequence[Prompt]) -> str:
@@ -299,7 +288,6 @@ class Conditions:
         return UNKNOWN if group is None else group.get(field.name)
 
     def shown(self, field: Field) -> str:
-        """The same for display."""
         return field.shown(self.value(field))
 
     def level(self, concurrency: int | None, request_rate: float | None) -> Mapping[str, Json]:
@@ -445,7 +433,8 @@ def machine_words(each: Conditions) -> str:
     known = _known(each.system)
     parts = [f"{known.get('cpu', '-')}, {known.get('cores', '-')} cores, {known.get('memory_gib', '-')}"]
     gpus = each.system.get("gpus")
-    parts += [_counted(gpus)] if isinstance(gpus, list) and gpus else []
+    if isinstance(gpus, list) and gpus:
+        parts.append(", ".join(f"{times} x {name}" for name, times in Counter(map(str, gpus)).items()))
     if each.system.get("server_on") == ELSEWHERE:
         parts[0] = f"server on another machine (unknown system); client on {parts[0]}"
     return "; ".join(parts)
@@ -469,11 +458,6 @@ _HARDWARE: Final = {"server_on", "cpu", "cores", "memory_gib", "gpus"}
 
 def _known(system: Mapping[str, Json]) -> dict[str, str]:
     return {field.name: field.shown(value) for field in FIELDS if (value := system.get(field.name)) is not None}
-
-
-def _counted(names: Sequence[object]) -> str:
-    unique = list(dict.fromkeys(map(str, names)))
-    return ", ".join(f"{names.count(name)} x {name}" for name in unique)
 
 
 def workload_words(each: Conditions) -> str:

@@ -294,9 +294,7 @@ def energy_j(records: Iterable[GpuRecord], start_ns: int, end_ns: int) -> float 
 
 
 def updates(device: GpuDevice) -> list[GpuSample]:
-    """The samples of an exported GPU at which a value changed: an exporter repeats its values until it collects new
-    ones.
-    """
+    """The samples of an exported GPU at which a value changed: an exporter repeats its values until it has new ones."""
     return [later for earlier, later in pairwise(device["samples"]) if later[1:] != earlier[1:]]
 
 

@@ -127,7 +127,6 @@ class BenchComparison:
         }
 
     def title(self) -> str:
-        """Title of the table of `rows`."""
         release = f" of TensorRT-LLM {self.report.release}" if self.report.release else ""
         other = list(self.differences())
         load = f"; different load: {', '.join(other)}" if other else ""
@@ -140,9 +139,8 @@ def write_dataset(events: Path, output: Path) -> int:
 
     Raises StageError for an invalid event file, or one without a closed loop.
     """
-    from trtllm_pipeline.measure.load.events import (
-        read_records,
-    )  # late: every table looks for such reports, few write one
+    # Late: every table looks for such reports, few write one.
+    from trtllm_pipeline.measure.load.events import read_records
 
     records = read_records(events)
     closed = [each for each in records.requests if each["concurrency"] and each["phase"] == "measured"]

@@ -165,9 +165,7 @@ class RequestRecord(_OfLevel):
     accepted_tokens: NotRequired[Count | None]
     finish_reason: NotRequired[str | None]
     late_ns: NotRequired[Ns]
-    """Longest delay between arrival and reading of bytes. Each read has its arrival time, but several events in one
-    read share the time of the last.
-    """
+    """Longest delay between arrival and reading of bytes. Events that share a read share the time of its last one."""
     end_ns: Ns
     error: str | None
 
@@ -200,17 +198,9 @@ class GaugesRecord(_OfLevel):
 
 
 class UnsentRecord(_OfLevel):
-    """Requests of an open loop that a process never sent because the server had fallen behind."""
+    """Requests of a level that a process did not send: an open loop's server had fallen behind, or its time was over."""
 
-    type: Literal["unsent"]
-    worker: NotRequired[Count]
-    requests: Count
-
-
-class OverBudgetRecord(_OfLevel):
-    """Requests of a level that a process did not send because the level's time limit was over."""
-
-    type: Literal["over_budget"]
+    type: Literal["unsent", "over_budget"]
     worker: NotRequired[Count]
     requests: Count
 
@@ -313,7 +303,6 @@ _Known = (
     | ProbeRecord
     | SpeculationRecord
     | UnsentRecord
-    | OverBudgetRecord
     | ProbedRecord
     | GaugesRecord
 )
@@ -376,7 +365,7 @@ class Records:
     unsent: Sequence[UnsentRecord] = ()
     probed: Sequence[ProbedRecord] = ()
     gauges: Sequence[GaugesRecord] = ()
-    over_budget: Sequence[OverBudgetRecord] = ()
+    over_budget: Sequence[UnsentRecord] = ()
 
     def text(self, request: RequestRecord) -> str:
         """The prompt of a request as it was sent."""

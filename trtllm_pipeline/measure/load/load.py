@@ -23,7 +23,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from trtllm_pipeline.base import FailureClass, StageError
@@ -41,9 +41,7 @@ SCHEMA: Final = 1
 LAG_PROBE_S: Final = 0.01
 """Interval of the event loop's lag samples."""
 _SPIN_S: Final = 0.0011
-"""Resolution of an event loop's timers, since epoll uses whole milliseconds and Python rounds up. The rest of the time
-to a scheduled send is spent polling the clock.
-"""
+"""Resolution of an event loop's timers: whole milliseconds, rounded up. The rest is spent polling the clock."""
 WARMUP_REQUESTS: Final = 4
 """Default warmup requests before an open loop."""
 WARMUP_ID: Final = " (warm-up)"
@@ -78,9 +76,7 @@ class Level:
     seconds: float | None = None
     """Closed loop: measure for this time, cycling through the prompts. None: send each once. See `openings`."""
     least_warmup: int | None = None
-    """Requests after which the warmup ends once the time to first token is flat. None: the warmup has all of its
-    requests.
-    """
+    """Requests after which the warmup ends once the time to first token is flat. None: it sends all of its requests."""
     max_in_flight: int | None = None
     """Open loop: due requests wait while this many are in flight."""
     turn_delay_s: float = 0.0
@@ -139,8 +135,7 @@ class Load:
     concurrency: tuple[int, ...] = ()
     request_rate: tuple[float, ...] = ()
     requests: int | None = None
-    """Requests per level. A closed loop sends more if its steady window would hold fewer than WAVES waves. None: the default,
-    see `requests_of`."""
+    """Requests per level. A closed loop adds any that its window needs for WAVES waves. None: see `requests_of`."""
     warmup_requests: int | None = None
     """Warmup requests before each level. None: two for each request in flight, and WARMUP_REQUESTS before an open loop."""
     repeats: int = 1
@@ -161,9 +156,7 @@ class Load:
     """Replay prompts at their own times, sped up by these factors."""
 
     def levels(self, prompts: Sequence[Prompt]) -> list[Level]:
-        """The levels in measuring order, with repeats interleaved, so that drift of the machine affects all levels
-        equally.
-        """
+        """The levels in measuring order, with repeats interleaved, so that drift affects all levels equally."""
         none = replace(self, concurrency=(), request_rate=(), trace_speed=())
         parts = (
             replace(none, concurrency=self.concurrency),
@@ -275,9 +268,7 @@ class Load:
 def _taken(
     talks: Sequence[tuple[Prompt, ...]], first: int, requests: int, *, waves: int = 0, after: int = 0
 ) -> tuple[Prompt, ...]:
-    """At least `requests` requests, with `waves` of them after the first `after` conversations: whole conversations
-    starting at `first`, and cycling through all.
-    """
+    """At least `requests` requests, `waves` of them after the first `after` conversations: whole ones, cycling."""
     prompts: list[Prompt] = []
     behind = 0
     for number, talk in enumerate(islice(cycle(talks), first, None)):
@@ -324,9 +315,7 @@ class EventFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._file.close()
 
     def header(self, target: Target, *, settings: Mapping[str, Any]) -> None:

@@ -180,8 +180,7 @@ class LoadPlan:
     num_prompts: int | None = None
     """Maximum rows of `input_data`, or number of synthetic prompts or conversations."""
     exact_if_possible: bool = False
-    """Outputs of prompts with a target length have exactly the requested tokens if the server has an input for it, else at most
-    that many."""
+    """Outputs of prompts with a target length have that many tokens if the server has an input for it, else at most."""
     skip_too_long: bool | None = None
     """Leave out rows that do not fit the engine. Otherwise they are an error. None: only leave out requests of a trace."""
     workload: Workload | None = None
@@ -310,9 +309,7 @@ def _rows(plan: LoadPlan, engine: Engine | None, tokenizer: Tokenizer | None, le
 
 
 def _fitting(plan: LoadPlan, engine: Engine | None, tokenizer: Tokenizer | None) -> Callable[[Prompt], bool]:
-    """Returns a function that is True for prompts to send: within the limits of the engine or the server, or to be sent
-    anyway.
-    """
+    """A function that is True for prompts to send: within the limits of the engine or server, or to be sent anyway."""
 
     @cache
     def limits() -> Engine:
@@ -348,7 +345,6 @@ async def _check_server(target: Target) -> bool:
     metrics = target.service.metrics
     if metrics is not None and await counters.triton(metrics) is None:
         raise UsageError(
-            f"--metrics-url {metrics}: no Triton metrics there",
-            hint="give Triton's metrics port, HOST:8002 by default",
+            f"--metrics-url {metrics}: no Triton metrics there", hint="give Triton's metrics port, HOST:8002 by default"
         )
     return exact

@@ -21,6 +21,7 @@ from trtllm_pipeline.measure.load.metric_names import LEVEL_METRICS, RATES
 from trtllm_pipeline.measure.load.objectives import LEAST_SEARCHED, NONE, Objectives
 from trtllm_pipeline.measure.load.requests import LevelRun, LoadRun, TimedRequest, read_run
 from trtllm_pipeline.measure.load.result import (
+    COMPATIBLE,
     DEFINITIONS,
     RANKING,
     Goodput,
@@ -79,7 +80,7 @@ def analyze(events: Path, tokenizer: Tokenizer | None, objectives: Objectives = 
             settings=header["settings"],
             token_count=token_count,
             clients=[_client(record) for record in run.records.clients],
-            definitions={**DEFINITIONS, "as": compat_metrics.DEFINITIONS},
+            definitions={**DEFINITIONS, "as": COMPATIBLE},
         ),
     )
 
@@ -131,8 +132,9 @@ class SoFar:
         for probe in _probes(run, self._objectives):
             self._probes[probe.rate] = self._probes.get(probe.rate, ()) + probe.rounds
         for loop in _closed(run, self._objectives):
-            known = self._closed.get(loop.concurrency)
-            self._closed[loop.concurrency] = loop if known is None else known.with_more(loop)
+            known = self._closed.get(loop.concurrency, _ClosedLoop(loop.concurrency, (), ()))
+            rounds, completed_rps = known.rounds + loop.rounds, (*known.completed_rps, *loop.completed_rps)
+            self._closed[loop.concurrency] = _ClosedLoop(loop.concurrency, rounds, completed_rps)
         metrics = {key: _at_headline(repeats) for key, repeats in self._repeats.items()}
         rates = (median(each.requests_per_s or 0.0 for each in metrics[key]) for key in metrics if key[0] is not None)
         return LoadProgress(
@@ -171,10 +173,6 @@ class _ClosedLoop(NamedTuple):
     concurrency: int
     rounds: tuple[tuple[bool, ...], ...]
     completed_rps: Sequence[float]
-
-    def with_more(self, other: _ClosedLoop) -> _ClosedLoop:
-        """The rounds of both."""
-        return _ClosedLoop(self.concurrency, self.rounds + other.rounds, [*self.completed_rps, *other.completed_rps])
 
     @property
     def probe(self) -> Probe:
@@ -338,9 +336,7 @@ def _of_turns(good: Sequence[TimedRequest]) -> dict[str, Summary]:
 
 
 def _in_flight(level: LevelRun, repeat: int) -> float | None:
-    """Mean number of requests in flight, from the first send to the last end: the sum of their durations divided by
-    that time.
-    """
+    """Mean requests in flight, from the first send to the last end: the sum of their durations by that time."""
     spans = [(request.sent_ns, request.record["end_ns"]) for request in level.repeats.get(repeat, ())]
     if not spans:
         return None

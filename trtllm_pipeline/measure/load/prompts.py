@@ -37,9 +37,7 @@ OWN_LENGTHS: Final = (
 )
 _TOO_LONG: Final = "build for longer lengths, or let workload: isl_osl cut them"
 _SUMMARY: Final = "\n\nTL;DR:"
-"""Requests a summary of the preceding text. Source: Radford et al., Language Models are Unsupervised Multitask
-Learners, 2019, 3.6.
-"""
+"""Asks for a summary of the text before it. Source: Radford et al., Language Models are Unsupervised ..., 2019, 3.6."""
 _ROLES: Final = {
     **dict.fromkeys(("human", "user"), "user"),
     **dict.fromkeys(("gpt", "assistant", "chatgpt", "bing", "bard", "model", "bot"), "assistant"),
@@ -109,9 +107,7 @@ class Prompt:
     at_s: float | None = None
     """Time of a request in its trace, in seconds."""
     blocks: tuple[int | str, ...] | None = None
-    """Request of a trace without text: names of its blocks of BLOCK_TOKENS tokens. Blocks with equal names have equal
-    text.
-    """
+    """Request of a trace without text: names of its blocks of BLOCK_TOKENS tokens. Equal names have equal text."""
     recorded: bool = False
     """True if `references` are the recorded answer to this turn. Its length limits the output."""
 
@@ -123,9 +119,7 @@ def opened(text: str, shared: int, opening: str) -> str:
 
 
 def with_text(prompt: Prompt, change: Callable[[str, int], str]) -> Prompt:
-    """The prompt with its text and the first text of its last message changed. `change` gets the text and the length of
-    its shared prefix.
-    """
+    """The prompt with changed text, also of its last message. `change` gets the text and its shared prefix's length."""
     text, messages = change(prompt.text, prompt.shared), prompt.messages
     if messages:
         *before, last = messages
@@ -167,7 +161,6 @@ class LeftOut:
 
     @property
     def reasons(self) -> str:
-        """The reasons, with the first row of each."""
         groups = (("without a message of a user", self.without_user), ("too long for the engine", self.too_long))
         found = [(words, rows) for words, rows in groups if rows]
         place = "line" if found and _by_line(self.file) else "row"
@@ -231,9 +224,7 @@ def read_prompts(
 
 
 def read_rows(path: Path, make: Callable[[Prompt, dict[str, Any]], T], render: Render | None) -> tuple[T, ...]:
-    """The result of `make` for each prompt in `path` and its row. `make` may raise RowError. Every row must have a
-    prompt.
-    """
+    """The result of `make` for each prompt in `path` and its row. It may raise RowError. All rows need a prompt."""
 
     def made(prompts: tuple[Prompt, ...], row: dict[str, Any], _number: int) -> list[T]:
         if not prompts:
@@ -517,9 +508,7 @@ def _with_images_of(row: Mapping[str, Any], folder: Path | None, prompt: Prompt)
 
 
 def each_with_an_image(prompts: Sequence[Prompt], spec: str | None, service: Service) -> tuple[Prompt, ...]:
-    """`prompts` with synthetic images as in `spec`. Triton accepts one image, so prompts that already have one stay as
-    they are.
-    """
+    """`prompts` with synthetic images as in `spec`. Triton accepts one, so prompts that have one stay as they are."""
     if spec is None:
         return tuple(prompts)
     made = images.ImagesAsked.parse(spec)
@@ -536,9 +525,7 @@ def with_images(prompt: Prompt, urls: Sequence[str]) -> Prompt:
 
 
 def image_files(path: Path) -> dict[str, int]:
-    """Image files named in the rows of a prompt file, with the first row of each. Empty for an invalid file: reading it
-    as prompts reports the error.
-    """
+    """Image files in the rows of a prompt file, with the first row of each. Empty for an invalid file."""
     first_rows: dict[str, int] = {}
 
     def look(row: object, number: int) -> None:

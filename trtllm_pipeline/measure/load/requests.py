@@ -56,12 +56,10 @@ class TimedRequest:
 
     @property
     def times_ns(self) -> list[int]:
-        """Arrival of each content event."""
         return [event.time_ns for event in self.record["events"]]
 
     @property
     def text(self) -> str:
-        """The whole output."""
         return "".join(event.text for event in self.record["events"])
 
     @property
@@ -138,9 +136,7 @@ class TimedRequest:
         return int(self.record.get("held_ns", 0)) / 1e6
 
     def met(self, objectives: Mapping[str, float]) -> bool:
-        """True if it succeeded within every objective (milliseconds by "ttft", "tpot", "e2e"). An unmeasured TPOT meets
-        none, unless there is only one token.
-        """
+        """True if it met every objective (ms by "ttft", "tpot", "e2e"). No TPOT meets none, unless it is one token."""
         if not self.answered:
             return False
         waited = self.lag_ms if self.record.get("request_rate") is not None else 0.0
@@ -223,9 +219,7 @@ class LevelRun:
 
     @cached_property
     def saturated_rps(self) -> float | None:
-        """Completed requests per second while `max_in_flight` were in flight and others waited. None if most did not
-        wait.
-        """
+        """Requests completed per second while `max_in_flight` were in flight and others waited. None if few waited."""
         if not self.unsent and sum(request.held_ms > 0 for request in self.measured) <= len(self.measured) / 2:
             return None
         rates = []
@@ -331,9 +325,7 @@ def ended_itself(record: RequestRecord) -> bool:
 
 
 def _shared(weights: Sequence[int], total: int, *, end_token: bool) -> tuple[int, ...]:
-    """`total` tokens distributed over events: one each if there are as many, else by `weights`. `end_token`: one of them may
-    have no text.
-    """
+    """`total` tokens over events: one each if as many, else by `weights`. `end_token`: one may have no text."""
     if len(weights) in {total, total - end_token}:
         return (1,) * len(weights)
     ends = list(accumulate(weights, initial=0))

@@ -7,11 +7,13 @@ back.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any, Final, TypeVar
 
+from trtllm_pipeline import PACKAGE
 from trtllm_pipeline.base import Json
 from trtllm_pipeline.measure.load.conditions import Conditions
 from trtllm_pipeline.measure.load.metric_names import LATENCIES, LATENCY_NAMES, RATES
@@ -26,68 +28,17 @@ from trtllm_pipeline.measure.load.stats import (
 )
 from trtllm_pipeline.measure.load.windows import WAVES, Window
 
-DEFINITIONS: Final = {
-    "ttft_ms": "first content - sent",
-    "tpot_ms": "(last content - first content) / tokens of the content events after the first, one value per request; "
-    "undefined when all tokens arrive in one event, or all events at once",
-    "itl_ms": "gap between content events / tokens in the later one, weighted by those tokens, pooled",
-    "icl_ms": "gap between content events, pooled",
-    "e2e_ms": "last content - sent",
-    "ttfa_ms": "first content that is not reasoning - sent, for responses with reasoning",
-    "stall_ms": "longest gap between content events of a request",
-    "user_tokens_per_s": "1 / TPOT, one value per request",
-    "user_tps": "1 / median TPOT: output tokens per second that one user sees",
-    "connect_ms": "time to connect, for requests that opened a connection; included in no other time",
-    "ttft_from_schedule_ms": "open loop: first content - scheduled. Objectives on TTFT are judged by it",
-    "response_ms": "open loop: last content - scheduled. Objectives on e2e are judged by it",
-    "lag_ms": "open loop: sent - scheduled",
-    "achieved_rate": "open loop: (requests sent - 1) / seconds from the first to the last send",
-    "goodput": "requests that met every objective / requests scheduled, failed ones included; open-loop latencies "
-    "start at the schedule; an undefined TPOT meets no limit, unless the text is one token. As a rate: good requests per second of the headline window, median of the repeats",
-    "saturated_rps": "open loop with max_in_flight: requests per second that completed while max_in_flight were in flight and "
-    "due requests waited; only if more than half waited, or some were never sent",
-    "highest_rate": "highest request rate tried by the bisection at which the required share of requests met every "
-    "objective. low and high: 95% interval of the rate at which that share is crossed, by logistic regression over nearby "
-    "rates, widened by the differences between their rounds. Without a fit: that rate, and the lowest rate that failed",
-    "highest_concurrency": "most requests in flight tried by doubling and bisection at which the required share of requests met every "
-    "objective. saturated_at: the lowest concurrency of which twice as many in flight completed at most 5% more requests per second; "
-    "the search does not double beyond it",
-    "tokens_per_joule": "output tokens of the whole window / energy of the server's GPUs in it, by power samples at 10 Hz. "
-    "The energy of warmup requests still in flight at its start is included, their tokens are not. "
-    "Only GPUs of its CUDA_VISIBLE_DEVICES if its process is known, without idle GPUs. Energy of CPUs, memory and fans is "
-    "not included",
-    "triton_use": "by Triton's counters during all repeats of a level, warmup included: requests of each model, and milliseconds "
-    "per request in its queue, input, compute and output. Postprocessing has one request per chunk of a streamed response. "
-    "A streaming backend may count only the acceptance of a request as compute. By Triton's gauges, once a second: requests in "
-    "flight and waiting in the engine, and the share of KV cache blocks in use (mean, maximum), with the client's mean in flight",
-    "acceptance": "accepted / drafted tokens of speculative decoding. trtllm-serve: by its statistics of recent iterations, "
-    "warmup included. Triton: by the counts in each measured response",
-    "n": "output tokens of a request, counted by token_count.source. server: by the server's num_output_tokens; tokens "
-    "without text count for the next content event, and those after the last one count in n alone; or by its usage, "
-    "distributed over the events as encoding again would, without a tokenizer by characters. encoded_again: the "
-    "whole text encoded again without special tokens; a token belongs to the event with its last character. "
-    "events: no tokenizer, and the server does not count, so each content event counts as one token",
-    "token_count": "mismatch = sum over the responses of |server - encoded again| / tokens the server counts",
-    "input_tokens": "prompt encoded with the tokenizer's special tokens; without a tokenizer, the server's count",
-    "whole": "first send -> last content of the measured requests. Only measured requests count in it. In every window, output "
-    "tokens of successful requests count when they arrive, input tokens with the first content, and requests with the last content",
-    "active": "the part of the whole window with at least one measured request in flight",
-    "steady": "closed loop: longest time with at least 95% of the concurrency in flight, from the time every slot is on its second "
-    "measured request until the first slot runs out of requests. A slot between two requests counts as in flight "
-    "for up to 5 ms, or 5% of the next request's time. Its rates are the mean over all windows that start in its first wave and "
-    "end in its last one. Open loop: first to last measured send, without the mean time of a request after the very first. "
-    "Warmup responses that arrive in it count",
-    "waves": "requests sent in the steady window / concurrency; open loop: its seconds / mean e2e",
-    "headline": f"steady if it holds {WAVES} waves or more, rounded, else whole, which includes ramp-up and drain",
-    "output_tokens_per_s": "output tokens / seconds of the headline window; median of the repeats",
-    "input_tokens_per_s": "input tokens / seconds of the headline window; median of the repeats",
-    "requests_per_s": "successful requests / seconds of the headline window; median of the repeats",
-    "intervals": f"95%, of rates and of medians. {LEAST_REPEATS} or more repeats: Student's t on logarithms of the repeats. Fewer: rates by "
-    "the method of batch means over parts of the headline window that each hold a wave of requests or more, percentiles by order "
-    "statistics of the requests. These do not include what changes between measurements",
-    "percentiles": f"{PERCENTILE_METHOD}. No p99 of fewer than {LEAST_P99} requests",
+_TABLES: Final = json.loads((PACKAGE / "data" / "load_metrics.json").read_text(encoding="utf-8"))
+_CONSTANTS: Final = {
+    "waves": WAVES,
+    "least_repeats": LEAST_REPEATS,
+    "percentile_method": PERCENTILE_METHOD,
+    "least_p99": LEAST_P99,
 }
+DEFINITIONS: Final[dict[str, str]] = {name: text.format(**_CONSTANTS) for name, text in _TABLES["formulas"].items()}
 """Formula of each metric that `analyze` computes. Times are CLOCK_MONOTONIC, of the arrival of the bytes."""
+COMPATIBLE: Final[dict[str, str]] = _TABLES["as"]
+"""Other tool -> its formulas, in its version of late 2026, and where it uses another timestamp."""
 
 PERF_FILE: Final = "perf.json"
 RANKING: Final = ("output_tps", "rps", "ttft_p50", "tpot_p50", "e2e_p50", "user_tps", "ttft_p99", "tpot_p99", "e2e_p99")
@@ -106,20 +57,7 @@ class MetricDefinition:
 
 LOAD_METRICS: Final = (
     *(MetricDefinition(name, "ms", f"{words}: {DEFINITIONS[name]}") for name, words in LATENCY_NAMES.items()),
-    MetricDefinition("output_tokens_per_s", "tokens/s", DEFINITIONS["output_tokens_per_s"]),
-    MetricDefinition("input_tokens_per_s", "tokens/s", DEFINITIONS["input_tokens_per_s"]),
-    MetricDefinition("requests_per_s", "requests/s", DEFINITIONS["requests_per_s"]),
-    MetricDefinition("user_tps", "tokens/s", DEFINITIONS["user_tps"]),
-    MetricDefinition("goodput", "0 to 1", DEFINITIONS["goodput"]),
-    MetricDefinition("highest_rate", "requests/s", DEFINITIONS["highest_rate"]),
-    MetricDefinition("highest_concurrency", "requests in flight", DEFINITIONS["highest_concurrency"]),
-    MetricDefinition("tokens_per_joule", "tokens/J", DEFINITIONS["tokens_per_joule"]),
-    MetricDefinition("acceptance", "0 to 1", DEFINITIONS["acceptance"]),
-    MetricDefinition("triton_use", "ms", DEFINITIONS["triton_use"]),
-    *(
-        MetricDefinition(name, "", DEFINITIONS[name])
-        for name in ("n", "input_tokens", "headline", "waves", "steady", "whole", "intervals", "percentiles")
-    ),
+    *(MetricDefinition(name, unit, DEFINITIONS[name]) for name, unit in _TABLES["units"].items()),
 )
 """Metrics of a level, and the terms that their formulas use."""
 
@@ -202,13 +140,7 @@ class RepeatResult(LoadMetrics):
             name: None if window is None else window.to_json() for name, window in self.windows.items()
         }
         efficiency = {} if self.tokens_per_joule is None else {"tokens_per_joule": self.tokens_per_joule}
-        return {
-            "repeat": self.repeat,
-            "started_s": self.started_s,
-            **windows,
-            **efficiency,
-            **_plain(self.latencies),
-        }
+        return {"repeat": self.repeat, "started_s": self.started_s, **windows, **efficiency, **_plain(self.latencies)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,9 +165,7 @@ class TritonUse:
     """Triton's own metrics of a level, over all repeats. None for values that it does not report."""
 
     models: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Model -> `requests`, and the mean `queue_ms`, `compute_input_ms`, `compute_infer_ms`, `compute_output_ms` and
-    `request_ms` per request.
-    """
+    """Model -> `requests`, and mean milliseconds of each by `queue_ms`, `compute_input_ms` and so on, `request_ms`."""
     in_flight: float | None = None
     """Mean, as are the next two."""
     waiting: float | None = None
@@ -312,9 +242,7 @@ class LevelDetails:
     """For each repeat, `of` each model: requests and milliseconds from Triton's own counters."""
     gpu: list[dict[str, Any]]
     gauges: list[dict[str, Any]] = field(default_factory=list)
-    """For each repeat, `of` Triton's gauges: mean and maximum; and `ours`, the mean in flight according to the client's
-    times.
-    """
+    """For each repeat, `of` Triton's gauges: mean and maximum; and `ours`, the client's mean in flight."""
 
     def to_json(self) -> dict[str, Json]:
         """As in perf.json, without the window's reason. Fields that do not apply are left out."""
@@ -369,17 +297,13 @@ class LevelResult(LoadMetrics):
 
     @property
     def from_schedule(self) -> _Summaries:
-        """TTFT and e2e of an open loop from the schedule, which objectives judge: a request that had to wait has waited.
-        Empty for a closed loop.
-        """
+        """TTFT and e2e of an open loop from the schedule, which objectives judge. Empty for a closed loop."""
         if self.schedule is None:
             return {}
         return {"ttft_ms": self.schedule.ttft_from_schedule_ms, "e2e_ms": self.schedule.response_ms}
 
     def bound(self, name: str) -> float | None:
-        """The value to compare with an objective: the metric, or the maximum if there are too few requests for its p99.
-        See also `from_schedule`.
-        """
+        """The value to compare with an objective: the metric, or the maximum without enough requests for its p99."""
         known = replace(self, latencies={**self.latencies, **self.from_schedule})
         value = known.value(name)
         return known.value(name.replace("_p99", "_max")) if value is None and name.endswith("_p99") else value
@@ -547,9 +471,7 @@ class LoadResult:
 
     valid: bool
     levels: tuple[LevelResult, ...]
-    """Levels in measuring order. From a file: by increasing concurrency, then by increasing request rate. Invalid
-    measurements have them too.
-    """
+    """Levels in measuring order; from a file, by concurrency, then request rate. Invalid measurements have them too."""
     findings: tuple[MeasurementFinding, ...]
     conditions: Conditions
     tokens_counted_by: str | None = None
@@ -562,7 +484,6 @@ class LoadResult:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Findings as lines of text."""
         return tuple(map(str, self.findings))
 
     @property
@@ -594,7 +515,6 @@ class LoadResult:
 
     @staticmethod
     def read(data: Mapping[str, Any]) -> LoadResult:
-        """Read the content of a perf.json."""
         source = _object(data.get("token_count")).get("source")
         return LoadResult(
             valid=data.get("valid") is not False,
@@ -695,7 +615,6 @@ def _number(value: object) -> float | None:
 
 
 def count_of(value: object) -> int | None:
-    """`value`, if it is an integer."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 

@@ -126,8 +126,11 @@ def _form(engine: Path, config: Fields) -> _Form:
 def _bytes_per_token(engine: Path, weight_bits: int) -> tuple[int | None, str]:
     config = Fields.read_optional(engine, "config.json")
     form = _form(engine, config)
-    if form == "gguf":
-        return _of_gguf(engine)
+    if form == "gguf":  # a server keeps the bits that it has
+        headers = [gguf_header.read(path) for path in gguf_header.files(engine)]
+        if any(each.experts for each in headers):
+            return None, _MIXTURE
+        return _read({name: size for each in headers for name, size in each.tensors.items()}), ""
     config = Fields.read(engine, "config.json")
     if form != "engine":
         return (_of_torch if form == "torch" else _of_model)(engine, config, weight_bits)
@@ -188,18 +191,8 @@ def _unknown(config: Fields, weight_bits: int) -> str | None:
     return None
 
 
-def _of_gguf(place: Path) -> tuple[int | None, str]:
-    """The same of a GGUF file, or of the one in a directory: its server keeps the bits that it has."""
-    headers = [gguf_header.read(path) for path in gguf_header.files(place)]
-    if any(each.experts for each in headers):
-        return None, _MIXTURE
-    return _read({name: size for each in headers for name, size in each.tensors.items()}), ""
-
-
 def _read(sizes: Mapping[str, int]) -> int:
-    """Bytes of a model's tensors that a token reads: without vision parts, and without embeddings that are not also the
-    output head.
-    """
+    """Bytes of the tensors that a token reads: no vision parts, and no embeddings that are not also the output head."""
 
     def named(name: str, kinds: tuple[str, ...]) -> bool:
         return f".{name}".endswith(tuple(f".{kind}" for kind in kinds))

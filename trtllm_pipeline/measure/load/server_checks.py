@@ -102,9 +102,7 @@ async def look(client: AnyClient, target: Target, claim: ExpectedServer, events:
 
 
 async def reused_blocks(client: Client) -> float | None:
-    """Number of KV cache blocks that the server has reused so far, from TensorRT-LLM's own metric. None if it is not
-    reported.
-    """
+    """Number of KV cache blocks that the server has reused so far, by TensorRT-LLM's metric. None if not reported."""
     if client.service.metrics is None:
         return None
     page = await counters.metrics_page(client.service.metrics, timeout_s=client.timeout_s)
@@ -149,9 +147,8 @@ async def probe(
     It stops when a TTFT does not fall: the gate only reports a cache if every prompt was faster.
     """
     longest = None
-    if (
-        claim.engine is not None and model_files.find(claim.engine, "config.json") is not None
-    ):  # GGUF files have no config.json
+    # GGUF files have no config.json.
+    if claim.engine is not None and model_files.find(claim.engine, "config.json") is not None:
         max_seq_len = claim.declared.get("max_seq_len")
         engine = Engine.read(claim.engine, max_seq_len=max_seq_len if isinstance(max_seq_len, int) else None)
         longest = engine.longest_prompt(PROBE_ANSWER_TOKENS)
@@ -294,10 +291,7 @@ def _model(declared: Mapping[str, Json], name: str, served: Any, asked_by: str) 
             )
     if name == model_names.ENGINE_MODEL:
         batch = "triton_max_batch_size" if "triton_max_batch_size" in declared else "max_batch_size"
-        for key, got in (
-            (batch, served.max_batch_size),
-            ("decoupled", served.model_transaction_policy.decoupled),
-        ):
+        for key, got in ((batch, served.max_batch_size), ("decoupled", served.model_transaction_policy.decoupled)):
             # A model without a batch dimension batches internally, as llmapi does.
             if declared.get(key) is not None and not (key == batch and got == 0):
                 yield SettingCheck(f"{name}: {key}", declared[key], asked_by, got, "the server")

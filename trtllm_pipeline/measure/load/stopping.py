@@ -45,8 +45,7 @@ def parse_precisions(text: str, metrics: Sequence[str]) -> dict[str, float]:
         value = float(number) / (100 if percent else 1)
         if name not in metrics or not 0 < value < 1:
             raise UsageError(
-                f"--stop-when: {part.strip()!r} is not METRIC=PRECISION",
-                hint="METRIC=PERCENT, such as output_tps=3%",
+                f"--stop-when: {part.strip()!r} is not METRIC=PRECISION", hint="METRIC=PERCENT, such as output_tps=3%"
             )
         precisions[name] = value
     return precisions
@@ -63,9 +62,7 @@ class StopRule:
     """No repeat, and no round of a search, starts after this time."""
 
     def narrow(self, repeats: Sequence[Mapping[str, float | None]]) -> bool:
-        """True if the intervals of a level, over its repeats, are narrow. Metrics missing in all repeats are ignored: more
-        repeats would not add them. A gate reports them.
-        """
+        """True if a level's intervals over its repeats are narrow. Metrics that all repeats lack are left to a gate."""
         for name, wanted in self.precisions.items():
             values = [value for repeat in repeats if (value := repeat.get(name)) is not None]
             if repeats and not values:
@@ -141,9 +138,7 @@ class RateSearch:
         return _bounds(probes, self.wanted)
 
     def interval(self, probes: Sequence[Probe]) -> tuple[float | None, float | None]:
-        """95% interval of the rate, extended to include the reported rate. The same as `bounds` if the share falls too
-        sharply for a fit.
-        """
+        """95% interval of the rate, with the reported rate. As `bounds` if the share falls too sharply for a fit."""
         low, high = self.bounds(probes)
         near = [
             (probe.rate, len(one), sum(one))
@@ -244,7 +239,6 @@ class Rounds:
         self._searching = False
         self._ends_s = math.inf if stop.budget_s is None else time.monotonic() + stop.budget_s
         self.levels = replace(load, repeats=self._repeats).levels(prompts)
-        """The first levels."""
 
     @property
     def open_end(self) -> bool:

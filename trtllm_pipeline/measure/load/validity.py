@@ -6,6 +6,7 @@ and "info" next to it. Gates only read the event file, so anyone can reproduce t
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
@@ -14,12 +15,19 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, Final
 
+from trtllm_pipeline import PACKAGE
 from trtllm_pipeline.base import Exclusive
 from trtllm_pipeline.measure.load import counters
 from trtllm_pipeline.measure.load.events import ClientRecord, ProbeRecord, RequestRecord
-from trtllm_pipeline.measure.load.requests import BURST_MS, BURST_SHARE, LevelRun, LoadRun, TimedRequest
+from trtllm_pipeline.measure.load.requests import (
+    BURST_MS,
+    BURST_SHARE,  # noqa: F401 - in load_gates.json
+    LevelRun,
+    LoadRun,
+    TimedRequest,
+)
 from trtllm_pipeline.measure.load.result import MeasurementFinding
-from trtllm_pipeline.measure.load.roofline import CPU_MARGIN
+from trtllm_pipeline.measure.load.roofline import CPU_MARGIN  # noqa: F401 - there too
 from trtllm_pipeline.measure.load.stats import LEAST_P99, percentile
 
 MAX_FAILURES: Final = 0.01
@@ -39,9 +47,7 @@ MARKED_LAG_MS: Final = 5.0
 MAX_LAG_MS: Final = 50.0
 """Limit for read times (over TLS), and for send times in an open loop."""
 MAX_LAG_SHARE: Final = 0.10
-"""Share of the median e2e: the load is lower by this share if every request is sent that late. In an open loop, share
-of the time between requests.
-"""
+"""Share of the median e2e (open loop: of the time between requests) that sends may be late: the load drops by it."""
 MARKED_SCHEDULE_LAG_MS: Final = 10.0
 MARKED_SCHEDULE_LAG_SHARE: Final = 0.05
 """Share of the median TTFT."""
@@ -54,16 +60,14 @@ SURE_REUSE: Final = 0.5
 POSSIBLE_REUSE: Final = 0.8
 """Second TTFT / first TTFT of a prompt sent twice: reuse if the median is below SURE_REUSE and all are below POSSIBLE_REUSE."""
 SURE_PAIRS: Final = 8
-"""Number of prompts sent twice. If a busy machine delayed first and second sends alike, all would fall once in 256
-runs.
-"""
+"""Number of prompts sent twice. If a machine delayed both sends alike, all would fall once in 256 runs."""
 LEAST_SAVED_MS: Final = 2.0
 """A smaller saving could be noise."""
 _CALLED: Final = ("tool_calls", "function_call")
 PLANNED_ENDS: Final = frozenset({"stop", "length", "end_id", "stop_words", *_CALLED})
 """Normal finish reasons. Others are content_filter, cancelled, timeout, abort, error."""
-CHARACTER_TOKENS: Final = 4
-"""Maximum bytes in a UTF-8 character, and so the maximum tokens before it becomes text."""
+HELD_TOKENS: Final = 3
+"""Maximum tokens before a UTF-8 character becomes text: it has up to four bytes."""
 MAX_SILENT_SHARE: Final = 0.20
 """Share of TTFT between the first chunk without text and the first text."""
 MAX_SILENT_ANSWERS: Final = 0.10
@@ -80,9 +84,7 @@ MAX_TEXTS_SHARE: Final = 0.10
 Found = Iterator[tuple[str, str]]
 """Severity and message of each finding."""
 Look = Callable[..., Iterator[tuple[Any, ...]]]
-"""A gate's function of a run and one of its levels, or only of the run. In the second case, a level may follow the
-message.
-"""
+"""A gate's function of a run and one of its levels, or of the run alone, whose message may have a level after it."""
 
 
 ENOUGH_REQUESTS: Final = 1000
@@ -104,16 +106,15 @@ class Gate:
 
 GATES: Final[list[Gate]] = []
 """All gates, in the order of findings."""
+_TEXTS: Final = json.loads((PACKAGE / "data" / "load_gates.json").read_text(encoding="utf-8"))
 
 
-def _gate(what: str, limit: str, why: str, *, of_level: bool = True) -> Callable[[Look], Look]:
-    """Register a function as a gate, with its name as id."""
-
-    def add(look: Look) -> Look:
-        GATES.append(Gate(look.__name__.lstrip("_"), what, limit, why, look, of_level))
-        return look
-
-    return add
+def _gate(look: Look) -> Look:
+    """Register a function as a gate, with its name as id, and with its texts, which have names of constants."""
+    name = look.__name__.lstrip("_")
+    texts = {part: text.format_map(globals()) for part, text in _TEXTS[name].items()}
+    GATES.append(Gate(name, **texts, look=look, of_level=look.__code__.co_argcount == 2))
+    return look
 
 
 def findings(run: LoadRun) -> Iterator[MeasurementFinding]:
@@ -125,22 +126,14 @@ def findings(run: LoadRun) -> Iterator[MeasurementFinding]:
                 yield MeasurementFinding(severity, message, *load, check=gate.id)
 
 
-@_gate(
-    "the server is ready at both ends and is the same process",
-    "any difference",
-    "a restart empties caches and loses requests",
-    of_level=False,
-)
+@_gate
 def _server(run: LoadRun) -> Found:
     start, end = run.records.server.get("start"), run.records.server.get("end")
     if start is None or end is None:
         yield "invalid", "the run was interrupted, so the server was not checked at its end: there are no rates"
         return
     if start.get("started") is False:
-        yield (
-            "warning",
-            "the server was started externally: its options, and whether it was restarted, are unknown",
-        )
+        yield ("warning", "the server was started externally: its options, and whether it was restarted, are unknown")
     elif start["pid"] is None:
         yield "info", "the server's process is unknown, so a restart cannot be detected"
     elif end["since"] is None or (start["pid"], start["since"]) != (end["pid"], end["since"]):
@@ -149,12 +142,7 @@ def _server(run: LoadRun) -> Found:
         yield "invalid", "the server was not ready after the run"
 
 
-@_gate(
-    "other work on the machine during the measurement (`settings.perf.exclusive`)",
-    "-",
-    "other processes on the machine slow the measured server",
-    of_level=False,
-)
+@_gate
 def _beside(run: LoadRun) -> Found:
     rule = run.records.header["settings"].get("exclusive")
     if rule == Exclusive.NONE:
@@ -164,28 +152,15 @@ def _beside(run: LoadRun) -> Found:
         yield "info", f"{others}: settings.perf.exclusive is gpu"
 
 
-@_gate(
-    "LoRA adapters used by requests (`settings.perf.lora`)",
-    "-; reported if several are used in turn",
-    "mixed figures do not show the cost of each adapter",
-    of_level=False,
-)
+@_gate
 def _adapters(run: LoadRun) -> Found:
     settings = run.records.header["settings"]
     names = settings.get("lora_names") or ()
     if len(names) > 1 and settings.get("lora") is None:
-        yield (
-            "info",
-            f"requests used {', '.join(names)} in turn; an axis settings.perf.lora measures each separately",
-        )
+        yield ("info", f"requests used {', '.join(names)} in turn; an axis settings.perf.lora measures each separately")
 
 
-@_gate(
-    "settings reported by the server, its engine and its repository, compared with the matrix",
-    "any difference",
-    "metrics are only meaningful for known settings",
-    of_level=False,
-)
+@_gate
 def _settings(run: LoadRun) -> Found:
     checks = [check for record in run.records.settings for check in record["checks"]]
     wrong = dict.fromkeys(
@@ -202,11 +177,7 @@ def _settings(run: LoadRun) -> Found:
         yield "info", f"settings not reported by server or engine: {', '.join(unchecked)}"
 
 
-@_gate(
-    "CPU time of the load client / wall time, each level",
-    f"{MAX_CLIENT_CPU:.0%} of a core in a closed loop of a second or more; otherwise a warning",
-    "a saturated client measures itself",
-)
+@_gate
 def _client_cpu(_run: LoadRun, level: LevelRun) -> Found:
     found = []
     for record in level.clients:
@@ -228,13 +199,7 @@ def _worst(level: LevelRun, found: Iterable[tuple[float, str, str, ClientRecord]
         yield severity, message + (f"; in {repeats} of {len(level.repeats)} repeats" if len(level.repeats) > 1 else "")
 
 
-@_gate(
-    "delay of the load client's event loop, each level",
-    f"in a level of a second or more with a p99 over {MAX_LAG_MS:g} ms: mean over {MAX_LAG_SHARE:.0%} of the median "
-    f"e2e (closed loop) or, if the p99 exceeds the median ICL, of the median TTFT; over TLS: that p99; a warning from a p99 of {MARKED_LAG_MS:g} ms",
-    "arrival times come from the kernel, but events that arrive while the client is busy share the time of the last "
-    "one, and the next request is sent late, so the load is lower than requested; over TLS, times are those of the read",
-)
+@_gate
 def _client_lag(run: LoadRun, level: LevelRun) -> Found:
     found: list[tuple[float, str, str, ClientRecord]] = []
     tls, good = run.records.header.get("tls"), level.answered
@@ -272,12 +237,7 @@ def _client_lag(run: LoadRun, level: LevelRun) -> Found:
     yield from _worst(level, found)
 
 
-@_gate(
-    "how late requests of an open loop were sent, p99, each rate",
-    f"{MAX_LAG_MS:g} ms, with a mean over {MAX_LAG_SHARE:.0%} of the time between requests; a warning from "
-    f"{MARKED_SCHEDULE_LAG_MS:g} ms or {MARKED_SCHEDULE_LAG_SHARE:.0%} of the median TTFT",
-    "late requests change the request rate",
-)
+@_gate
 def _schedule(_run: LoadRun, level: LevelRun) -> Found:
     if level.request_rate is None or not level.measured:
         return
@@ -291,11 +251,7 @@ def _schedule(_run: LoadRun, level: LevelRun) -> Found:
         yield "invalid" if lag_ms > MAX_LAG_MS and other_load else "warning", message
 
 
-@_gate(
-    "requests that failed / requests measured",
-    f"{MAX_FAILURES:.0%}",
-    "failures vanish from averages, and a server that rejects requests looks fast",
-)
+@_gate
 def _failures(_run: LoadRun, level: LevelRun) -> Found:
     if not level.measured:
         yield "invalid", "no measured requests: all requests of this level are warmup"
@@ -314,11 +270,7 @@ def _cause(error: str) -> str:
     return re.sub(r"""'[^']*'|"[^"]*"|(?<!status )\b\w*\d\w*""", "", error)
 
 
-@_gate(
-    "responses without text or without tokens",
-    f"any, unless the server reports that the model ended at once: one, or up to {MAX_ENDED_AT_ONCE:.0%}",
-    "an empty response takes no time to generate",
-)
+@_gate
 def _empty_answers(_run: LoadRun, level: LevelRun) -> Found:
     good = level.ok
     empty = [request for request in good if not request.answered]
@@ -335,18 +287,12 @@ def _empty_answers(_run: LoadRun, level: LevelRun) -> Found:
 
 
 def _ended_at_once(request: TimedRequest) -> bool:
-    """True if the server reports that the model's first token was its end token: by the finish reason, or by a count of
-    at most one.
-    """
+    """True if the server says that the model's first token was its end token: by finish reason or count."""
     count = request.record.get("output_tokens")
     return not request.text and (request.record.get("finish_reason") == "stop" or (count is not None and count <= 1))
 
 
-@_gate(
-    "responses that start with their prompt",
-    f"more than half, to different prompts or to one of {ECHO_WORDS} words or more; otherwise a warning",
-    "the prompt's tokens would count as output",
-)
+@_gate
 def _prompt_echo(_run: LoadRun, level: LevelRun) -> Found:
     """A server that echoes prompts echoes all of them. A model may return a greeting, or repeat a sentence."""
     echoed = [each.prompt for each in level.ok if each.text.lstrip().startswith(each.prompt.strip())]
@@ -356,12 +302,7 @@ def _prompt_echo(_run: LoadRun, level: LevelRun) -> Found:
         yield "invalid" if telling and len(echoed) > len(level.ok) / 2 else "warning", message
 
 
-@_gate(
-    "finish reasons: the model's own end, a stop word, a tool call, or the requested length",
-    f"any other reason, or a length not reached (by the tokenizer's count: by more than a token per response and "
-    f"{MAX_EXCESS:.0%}; a warning below)",
-    "shorter outputs take less time",
-)
+@_gate
 def _stop_reasons(run: LoadRun, level: LevelRun) -> Found:
     good = level.answered
     ends = Counter(str(end) for request in good if (end := request.record.get("finish_reason")) is not None)
@@ -416,12 +357,7 @@ def _severity_of_missing(run: LoadRun, short: Iterable[TimedRequest], good: Iter
     return "warning" if few and not run.counted_by_server else "invalid"
 
 
-@_gate(
-    "chunks of each response with several tokens, and whether they arrived at once: within "
-    f"{BURST_SHARE:.0%} of e2e, and less than {BURST_MS:g} ms apart on average",
-    "-; reported if every response is a single chunk, or if chunks arrived at once; a warning if in more than half of the responses",
-    "without streaming, the first token arrives with the last one: TTFT and TPOT cannot be measured",
-)
+@_gate
 def _one_response(_run: LoadRun, level: LevelRun) -> Found:
     several = [request for request in level.answered if not request.one_token]
     at_once = [request for request in several if len(request.times_ns) > 1 and not request.streamed]
@@ -442,12 +378,7 @@ def _one_response(_run: LoadRun, level: LevelRun) -> Found:
         )
 
 
-@_gate(
-    "the server's token count compared with the tokenizer's, and with max_tokens",
-    f"more than max_tokens (by the tokenizer's count: by more than {MAX_EXCESS:.0%}), or fewer than a third of the "
-    f"tokenizer's count; a warning from {MAX_MISMATCH:.0%} on",
-    "tokens per second are only as good as the tokens",
-)
+@_gate
 def _token_count(run: LoadRun, level: LevelRun) -> Found:
     """Differences that a tokenizer can explain are warnings. Others are invalid."""
     good = level.answered
@@ -495,18 +426,13 @@ def _server_counts(good: list[TimedRequest], total: int) -> Found:
         yield "warning", message
 
 
-@_gate(
-    "chunks without text before the first text, except the role's",
-    f"more than {CHARACTER_TOKENS - 1}, or one with an unknown field, from {MAX_SILENT_SHARE:.0%} of the TTFT before the first text on, in more than "
-    f"{MAX_SILENT_ANSWERS:.0%} of the responses; a warning in fewer",
-    "text in an unread field makes TTFT too long and TPOT too short",
-)
+@_gate
 def _unseen_text(_run: LoadRun, level: LevelRun) -> Found:
     good = level.answered
     late = [
         request
         for request in good
-        if (request.record.get("silent", 0) >= CHARACTER_TOKENS or request.record.get("unread"))
+        if (request.record.get("silent", 0) > HELD_TOKENS or request.record.get("unread"))
         and _silence_ms(request) > MAX_SILENT_SHARE * request.ttft_ms
     ]
     if late:
@@ -527,12 +453,7 @@ def _silence_ms(request: TimedRequest) -> float:
     return 0.0 if first_ns is None else (request.times_ns[0] - first_ns) / 1e6
 
 
-@_gate(
-    "the server's token count compared with the texts that it sent",
-    f"more tokens than the texts have (by the tokenizer, else bytes) by over {MAX_UNSEEN_SHARE:.0%} and {SPARE_TOKENS} per response; "
-    f"fewer tokens than texts by over {MAX_TEXTS_SHARE:.0%} and {SPARE_TEXTS} per response",
-    "times per token are right only if the counted tokens are those of the timed texts",
-)
+@_gate
 def _texts(run: LoadRun, level: LevelRun) -> Found:
     """Several tokens per text are normal with speculative decoding or a stream interval. A token has at least one byte."""
     if not run.counted_by_server:
@@ -558,12 +479,7 @@ def _texts(run: LoadRun, level: LevelRun) -> Found:
         yield "invalid", message
 
 
-@_gate(
-    "consistency of the server's token counts of each request",
-    f"in more than {MAX_FAILURES:.0%} of the responses: input and output tokens do not add up to the total, or cached exceed "
-    "input tokens; a warning in fewer",
-    "one of the counts is wrong, and it is unknown which",
-)
+@_gate
 def _usage(_run: LoadRun, level: LevelRun) -> Found:
     wrong = [
         (request, contradiction)
@@ -589,11 +505,7 @@ def _contradiction(record: RequestRecord) -> str | None:
     return None
 
 
-@_gate(
-    "time requests spend in Triton's queues of preprocessing and postprocessing, by its own counters",
-    f"-; a warning from {MAX_QUEUE_SHARE:.0%} of the median e2e on",
-    "the queue is measured, not the engine",
-)
+@_gate
 def _server_queue(_run: LoadRun, level: LevelRun) -> Found:
     """These models are fast, and the number of instances is a setting. Chunks of a streamed response wait concurrently,
     so the sum of their waits may exceed its latency. Several postprocessing instances do not keep the chunks' order
@@ -616,13 +528,7 @@ def _server_queue(_run: LoadRun, level: LevelRun) -> Found:
             yield "warning", f"{waited} for {model}, with a median latency of {typical_ms:.1f} ms; {advice}"
 
 
-@_gate(
-    f"e2e / n, and TPOT of responses with {MIN_EVENTS} separate events after the first, compared with the time to read the weights "
-    "once",
-    f"faster, in the median of a level; a CPU's measured bandwidth may be exceeded {CPU_MARGIN:g} times",
-    "a dense model without speculation reads all its weights for every token",
-    of_level=False,
-)
+@_gate
 def _roofline(run: LoadRun) -> Iterator[tuple[Any, ...]]:
     limits = run.records.roofline
     known = [(pass_s, limit) for limit in limits if (pass_s := limit["pass_s"]) is not None]
@@ -653,13 +559,7 @@ def _apart(request: TimedRequest) -> int:
     return sum(gap > BURST_MS for gap in request.gaps_ms())
 
 
-@_gate(
-    "if declared off: TTFT of a new prompt sent a second time / the first time; cached tokens the server reports",
-    f"median below {SURE_REUSE:g} with each of {SURE_PAIRS} prompts below {POSSIBLE_REUSE:g}, by {LEAST_SAVED_MS:g} ms; any cached "
-    "token or reused block",
-    "a cached prompt costs nothing to prefill",
-    of_level=False,
-)
+@_gate
 def _kv_cache_reuse(run: LoadRun) -> Found:
     blocks = [record["blocks"] for record in run.records.reused_blocks if record["blocks"] is not None]
     if blocks and max(blocks) > blocks[0]:
@@ -692,11 +592,7 @@ def _kv_cache_reuse(run: LoadRun) -> Found:
         yield "invalid", message
 
 
-@_gate(
-    "prompts with a target length: the tokenizer's and the server's token counts",
-    "another number by the tokenizer; a warning for another number by the server",
-    "longer prompts take longer",
-)
+@_gate
 def _prompt_lengths(run: LoadRun, level: LevelRun) -> Found:
     targets = run.records.asked_tokens
     made = [request for request in level.measured if request.record["prompt"] in targets]
@@ -719,11 +615,7 @@ def _prompt_lengths(run: LoadRun, level: LevelRun) -> Found:
         yield "warning", message
 
 
-@_gate(
-    "open-loop requests that waited because max_in_flight requests were in flight",
-    "-; a warning if more than half waited, or some were never sent",
-    "the measured rate is then the server's limit, not the requested rate",
-)
+@_gate
 def _saturation(_run: LoadRun, level: LevelRun) -> Found:
     rate = level.saturated_rps
     if rate is not None:
@@ -734,12 +626,7 @@ def _saturation(_run: LoadRun, level: LevelRun) -> Found:
         )
 
 
-@_gate(
-    "mean lengths of prompts and outputs, and those that the server was built for; for prompts with a target length: the mean "
-    "output, and max_tokens",
-    f"-; a warning below {FAR_SHARE:.0%}",
-    "shorter requests are faster: the result is not one of these lengths",
-)
+@_gate
 def _far_lengths(run: LoadRun, level: LevelRun) -> Found:
     if (far := _far_from_the_cell(run, level)) is not None:
         yield "warning", far
@@ -767,24 +654,14 @@ def _far_from_the_cell(run: LoadRun, level: LevelRun) -> str | None:
     return f"the load has {means} on average, far from the {longest} and {whole - longest} of the cell"
 
 
-@_gate(
-    "requests that a level did not send because its time limit was over (`level_budget_s`)",
-    "-; reported",
-    "the level has fewer requests than planned",
-)
+@_gate
 def _level_budget(_run: LoadRun, level: LevelRun) -> Found:
     if level.over_budget:
         sent = len(level.measured)
         yield "info", f"the time limit of the level ended it after {sent} of {sent + level.over_budget} requests"
 
 
-@_gate(
-    "requests at each rate that a search for the highest one tried",
-    f"-; a warning below {ENOUGH_REQUESTS}",
-    "consecutive requests in a queue are correlated: in simulated queues, the interval held the true rate in 93 of 100 searches "
-    "with 1,500 requests per rate, in 72 with 300, in 52 with 64",
-    of_level=False,
-)
+@_gate
 def _rate_search(run: LoadRun) -> Found:
     rates = (level for level in run.probes if level.request_rate is not None)
     rounds = (repeat for level in rates for repeat in level.repeats.values())
@@ -793,11 +670,7 @@ def _rate_search(run: LoadRun) -> Found:
         yield "warning", f"the interval of the highest rate is too narrow: some rates were tried with {fewest} requests"
 
 
-@_gate(
-    "metrics of stop_when that a level lacks, or whose interval is still too wide at the end",
-    "-; a warning",
-    "repeats do not wait for a missing metric, and max_repeats or budget_s end them even if an interval is wide",
-)
+@_gate
 def _stop_when(run: LoadRun, level: LevelRun) -> Found:
     timed = any(request.tpot_ms is not None for request in level.answered)
     known = {
@@ -819,11 +692,7 @@ def _stop_when(run: LoadRun, level: LevelRun) -> Found:
             yield "warning", f"stop_when: this level has no {name}, so the rule ignored it"
 
 
-@_gate(
-    "GPUs that DCGM exporters report: missing metrics, and different readings of each GPU during a level",
-    f"-; a warning for a missing metric or exporter, or below {counters.LEAST_READINGS} readings",
-    "an exporter collects values every 30 s by default, so a short level has no energy, and its other figures are rough",
-)
+@_gate
 def _exported_gpus(_run: LoadRun, level: LevelRun) -> Found:
     for problem in dict.fromkeys(problem for record in level.gpus for problem in record.get("problems", ())):
         yield "warning", f"GPUs: {problem}"
@@ -834,7 +703,7 @@ def _exported_gpus(_run: LoadRun, level: LevelRun) -> Found:
         yield "warning", f"{message}; lengthen the level, or start dcgm-exporter with --collect-interval 1000"
 
 
-@_gate("rows of the prompt file that were left out", "-; a warning", "the load differs from the file", of_level=False)
+@_gate
 def _rows_left_out(run: LoadRun) -> Found:
     if reason := run.records.header["settings"].get("rows_left_out"):
         yield "warning", str(reason)
@@ -842,7 +711,7 @@ def _rows_left_out(run: LoadRun) -> Found:
         yield "info", f"{unsent} were not sent: requests, a time limit or the length of a search limits the replay"
 
 
-@_gate("prompts that warmup and measurement share", "-; a warning", "cached prompts are faster")
+@_gate
 def _warmup(run: LoadRun, level: LevelRun) -> Found:
     warm = {_sent(run, request) for request in level.requests if not request.measured}
     shared = {request.record["prompt"] for request in level.measured if _sent(run, request) in warm}
@@ -850,7 +719,7 @@ def _warmup(run: LoadRun, level: LevelRun) -> Found:
         yield "warning", f"warmup and measurement share prompts: {', '.join(sorted(shared)[:3])}"
 
 
-@_gate("prompts sent more than once in a repeat of a level", "-", "a server that reuses their KV cache looks faster")
+@_gate
 def _repeated_prompts(run: LoadRun, level: LevelRun) -> Found:
     different = {(_sent(run, each), each.record["repeat"]) for each in level.measured}
     again = len(level.measured) - len(different)

@@ -37,7 +37,6 @@ class LevelDefaults(NamedTuple):
     """Requests per slot: the first and the last are not in the steady window."""
     least_requests: int = 32
     budget_s: float = 300.0
-    """Time limit."""
 
 
 LEVEL_DEFAULTS: Final = LevelDefaults()
@@ -110,9 +109,7 @@ class Span:
     """Length of the parts at its start and end that have less weight in a rate."""
     waves: float | None = None
     with_warmup: bool = False
-    """True if warmup responses count. A window that starts with the first measured request would count their whole length,
-    also the part before it.
-    """
+    """True if warmup responses count. From the first measured request, also what arrives of them before it would."""
 
     @property
     def duration_ns(self) -> int:
@@ -247,9 +244,7 @@ def at_full_concurrency(
 
 
 def _open(requests: Sequence[TimedRequest], start_ns: int, end_ns: int) -> Span | None:
-    """From the first to the last measured send of an open loop, excluding the first request's duration: until then
-    fewer are in flight than later.
-    """
+    """From first to last measured send of an open loop, without the first request's time, when fewer are in flight."""
     times_ns = [request.times_ns[-1] - request.sent_ns for request in requests if request.answered]
     if not times_ns:
         return None

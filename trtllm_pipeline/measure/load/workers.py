@@ -39,10 +39,7 @@ def wanted(level: Level, requested: int | None = None) -> int:
 
 
 async def run(target: Target, level: Level, events: Path, done: Callable[[], None], *, workers: int) -> None:
-    """Run `level` in `workers` processes that append to `events`. `done` is called for each finished request.
-
-    Raises ServerError if a process failed.
-    """
+    """Run `level` in `workers` processes that append to `events`, `done` at each request. Raises ServerError."""
     import multiprocessing
 
     # A process forked from one with threads and open connections would inherit their locks, so these start fresh.

@@ -65,7 +65,6 @@ class AccuracyResult:
     questions: Mapping[str, int | None] = field(default_factory=dict)
     """Number of questions in each mean."""
     total: int | None = None
-    """Total number of questions."""
     rows_digest: str | None = None
     """Digest of questions and references. Scores are only comparable if it is equal."""
     asked: str | None = None
@@ -107,9 +106,7 @@ class AccuracyResult:
         return f"{', '.join(parts)} on {self.total} questions{f', via {self.asked}' if self.asked else ''}"
 
     def check_least(self, first: str, least: float | None, hint: str = _OF_STAGE) -> None:
-        """Raise StageError, with `hint` where to look, if the mean of metric `first` is missing or below `least`. None accepts
-        any score.
-        """
+        """Raise StageError, with `hint`, if the mean of metric `first` is missing or below `least`, if any."""
         if least is None:
             return
         score = self.scores.get(first)
@@ -150,9 +147,7 @@ def summary(
     asked: str | None = None,
     **more: Any,
 ) -> AccuracyResult:
-    """Means with intervals: every question counts once, with the mean of its answers' scores. `more` is added to the
-    file.
-    """
+    """Means with intervals: each question counts once, by its answers' mean. `more` is added to the file."""
     means = _means(scored)
     levels: dict[tuple[int | None, float | None], list[AnsweredQuestion]] = {}
     for each in scored:

@@ -133,10 +133,7 @@ def question_endpoint(protocol: str, questions: Sequence[Question]) -> str:
 
 
 async def _ask(
-    target: Target,
-    questions: Sequence[Question],
-    concurrency: int,
-    progress: Callable[[int, int, str], None] | None,
+    target: Target, questions: Sequence[Question], concurrency: int, progress: Callable[[int, int, str], None] | None
 ) -> list[Answer]:
     """Answers in the order of `questions`, with `concurrency` of them in flight."""
     import asyncio

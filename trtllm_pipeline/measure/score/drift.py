@@ -114,10 +114,7 @@ class ScoredAnswer(TypedDict):
 
 
 def read(path: Path) -> list[ScoredAnswer]:
-    """The rows of an answers.jsonl. Raises UsageError with the line of an invalid or duplicate answer.
-
-    Raises MatrixError if it is not a regular file.
-    """
+    """The rows of an answers.jsonl. Raises UsageError with the line of a bad one, MatrixError for no regular file."""
     from pydantic import TypeAdapter, ValidationError
 
     if path.is_dir():

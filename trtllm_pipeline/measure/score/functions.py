@@ -22,10 +22,7 @@ DEFINITION: Final = "mean of what the user's own function says"
 
 
 def metrics_of(names: Sequence[str], module: Path | None = None) -> dict[str, Metric]:
-    """All metrics that rows may name: the built-in ones, and the user's functions in `names`, from `module`.
-
-    Raises StageError for unknown names.
-    """
+    """All metrics that rows may name: the built-in ones, and the functions `names` of `module`. Raises StageError."""
     metrics = {**SCORE_METRICS, **{name: load(name, module) for name in names if ":" in name}}
     wrong = [f"unknown metric {name!r}" for name in names if name not in metrics]
     if wrong or not names:

@@ -124,14 +124,6 @@ def _version(program: Path) -> str | None:
     return next((record.name.removeprefix("lm_eval-").removesuffix(".dist-info") for record in records), None)
 
 
-def find_program() -> tuple[str, ...]:
-    """The words that start lm_eval. Raises UsageError when it is not installed."""
-    found = installed()
-    if found is None:
-        raise UsageError(missing(), hint=INSTALL)
-    return found.argv
-
-
 def missing() -> str:
     """Where lm_eval was searched for without success."""
     if python := os.environ.get(PYTHON_VARIABLE):
@@ -209,20 +201,17 @@ def evaluate(
     Raises UsageError when lm_eval is not installed, StageError when it fails, or when a task needs log probabilities of
     prompts that the server does not return.
     """
+    if (harness := installed()) is None:
+        raise UsageError(missing(), hint=INSTALL)
     found = []
-    of_item = commands(find_program(), evaluation, output.absolute())
-    for item, argv in of_item.items():
+    for item, argv in commands(harness.argv, evaluation, output.absolute()).items():
         started(argv)
         _run(argv, item, evaluation, progress)
         found.append(TaskResults.read(output / item.name, item.name, shares=shares))
         if found[-1].ranks and not evaluation.likelihoods:
             raise _no_likelihoods(item)
     given = {name: getattr(evaluation, name) for name in ("url", "model", "endpoint", "limit")}
-    result = _summary(
-        found,
-        given if settings is None else settings,
-        asked=f"/v1{_MODELS[evaluation.endpoint][1]}",
-    )
+    result = _summary(found, given if settings is None else settings, asked=f"/v1{_MODELS[evaluation.endpoint][1]}")
     with (output / ANSWERS).open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for each in found for row in each.answers)
     write_json(output / ACCURACY_FILE, result.to_json())
@@ -298,7 +287,6 @@ class TaskResults:
 
     scores: Mapping[str, float]
     errors: Mapping[str, float | None]
-    """Standard errors from lm_eval."""
     questions: Mapping[str, int | None]
     tasks: Mapping[str, Mapping[str, Any]]
     """Version, number of examples before a question, number of questions and standard errors of each task."""
@@ -375,7 +363,7 @@ def _read(file: Path, asked: str, *, shares: bool) -> TaskResults:
             rising = (data.get("higher_is_better", {}).get(task) or {}).get(metric)
             if shares and (rising is False or not _is_share(value)):
                 continue
-            name = _name(task, metric, chain)
+            name = ".".join(map(_plain, (task, metric) if chain == "none" else (task, metric, chain)))
             error = results[task].get(f"{metric}_stderr,{chain}")
             scores[name], questions[name] = value, counts[task]
             errors[name] = float(error) if _is_number(error) else None
@@ -429,12 +417,8 @@ def _metrics(values: Mapping[str, Any]) -> list[tuple[str, float]]:
     return [(key, value) for key, value in values.items() if "," in key and "_stderr," not in key and _is_number(value)]
 
 
-def _name(task: str, metric: str, chain: str) -> str:
-    """The name of a score, in the characters allowed for metrics."""
-    return ".".join(map(_plain, (task, metric, *([] if chain == "none" else [chain]))))
-
-
 def _plain(text: str) -> str:
+    """`text` in the characters allowed for metrics."""
     return re.sub(r"\W", "_", text.lower(), flags=re.ASCII)
 
 

@@ -1,11 +1,12 @@
 """Accuracy metrics: functions that score an answer to a question from 0 to 1.
 
-To add a metric, write a function and add a line to `SCORE_METRICS`.
+To add a metric, write a function, add a line to `_SCORING`, and its definition to `data/score_metrics.json`.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import string
 import unicodedata
@@ -15,17 +16,14 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Final
 
+from trtllm_pipeline import PACKAGE
 from trtllm_pipeline.base import FailureClass, StageError
 from trtllm_pipeline.measure.load.prompts import Prompt
 
-DRIFT: Final = {
-    "agreement": "share of identical answers (all characters); every question counts once",
-    "first_divergence": "position of the first difference, counted from 0; tokens are those of the answers encoded "
-    "again",
-    "difference": "mean over questions of score - reference's score of the same question",
-}
+_TEXTS: Final = json.loads((PACKAGE / "data" / "score_metrics.json").read_text(encoding="utf-8"))
+DRIFT: Final[dict[str, str]] = _TEXTS["drift"]
 """Metrics of `drift`."""
-NORMALISATION: Final = "Unicode NFKC, case folded, punctuation and symbols to spaces, runs of spaces to one, stripped"
+NORMALISATION: Final[str] = _TEXTS["normalisation"]
 LETTERS: Final = string.ascii_uppercase
 """Names of the choices of a question, in order."""
 
@@ -130,9 +128,7 @@ def numeric(answer: str, question: Question) -> float:
 
 
 def chosen(answer: str, choices: Sequence[str]) -> int | None:
-    """Index of the choice that an answer picks: by the letter that it names or starts with, otherwise by the first
-    choice text that it contains.
-    """
+    """Index of the choice that an answer picks: by the letter it names or starts with, else the first text in it."""
     letters = LETTERS[: len(choices)]
     # A bare "A" before a word is an article: a letter must be alone, in brackets, or before a punctuation mark.
     named = re.search(rf"\b(?i:answer|choice|option)\b\W*(?:(?i:is)\b\W*)?([{letters}])(?![\w'])", answer)
@@ -232,36 +228,14 @@ def _of_references(score: Callable[[str, Iterable[str]], float]) -> Callable[[st
     return lambda answer, question: score(answer, question.references)
 
 
-SCORE_METRICS: Final[Mapping[str, Metric]] = {
-    "exact": Metric("share of answers that equal a reference, both normalized", _of_references(exact), _no_reference),
-    "contains": Metric(
-        "share of answers that contain a reference as whole words, both normalized",
-        _of_references(contains),
-        _no_reference,
-    ),
-    "regex": Metric(
-        "share of answers that match the row's `pattern`; if it has a group and the row an `output`, the group "
-        "must equal that, both normalized",
-        regex,
-        _no_pattern,
-    ),
-    "numeric": Metric(
-        "share of answers whose last number, or that of the match of the row's `pattern`, is within the row's `tolerance` "
-        "of the reference's last number",
-        numeric,
-        _no_number,
-    ),
-    "choice": Metric(
-        "share of answers that pick the right one of the row's `choices`: by the letter that they name or start with, else by "
-        "the first choice's text in them",
-        choice,
-        _no_choice,
-    ),
-    "rouge_l": Metric(
-        "mean ROUGE-L F1 by rouge-score, without stemming, words of any script; best reference",
-        rouge_l,
-        _library_first(_rouge),
-    ),
-    "chrf": Metric("mean chrF2 / 100 by sacrebleu, sentence level; best reference", chrf, _library_first(_chrf)),
+_SCORING: Final = {
+    "exact": (_of_references(exact), _no_reference),
+    "contains": (_of_references(contains), _no_reference),
+    "regex": (regex, _no_pattern),
+    "numeric": (numeric, _no_number),
+    "choice": (choice, _no_choice),
+    "rouge_l": (rouge_l, _library_first(_rouge)),
+    "chrf": (chrf, _library_first(_chrf)),
 }
+SCORE_METRICS: Final = {name: Metric(_TEXTS["scores"][name], *functions) for name, functions in _SCORING.items()}
 """Name -> metric. A name with a colon is a user's function, see `functions.py`."""

@@ -29,10 +29,7 @@ class TimedAnswers:
 
 
 def timed_answers(
-    events: Path,
-    questions: Mapping[str, Question],
-    encode: Callable[[str], tuple[int, ...]] | None,
-    prefix: str = "",
+    events: Path, questions: Mapping[str, Question], encode: Callable[[str], tuple[int, ...]] | None, prefix: str = ""
 ) -> TimedAnswers:
     """An event file's measured answers to `questions`, by id.
 

@@ -146,9 +146,7 @@ class _NodeAttempt:
 
 
 def folder_of(attempt: Path) -> Path:
-    """Return the directory of an attempt's orders and answers. It is outside the attempt, so it is not part of its
-    result.
-    """
+    """Directory of an attempt's orders and answers. It is outside the attempt, so it is not part of its result."""
     return attempt.with_name(f"{attempt.name}{CLUSTER}")
 
 
@@ -167,9 +165,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def exit_code(run: Callable[[], None]) -> int:
-    """Return the exit code of an agent that calls `run`: 0, or `os.EX_TEMPFAIL` and a reason on stderr if its node or
-    URL fails.
-    """
+    """Exit code of an agent that calls `run`: 0, or `os.EX_TEMPFAIL` and a reason on stderr if node or URL fails."""
     try:
         run()
     except (PipelineError, OSError) as error:

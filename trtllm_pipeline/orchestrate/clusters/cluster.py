@@ -116,9 +116,7 @@ class KnownNodes:
 
 
 def in_common(machine: Machine, nodes: Sequence[ClusterNode]) -> Machine:
-    """Return the common part of `nodes`: the software of `machine`, which is one of them, and the minimum of CPUs and
-    GPUs.
-    """
+    """The common part of `nodes`: the software of `machine`, which is one of them, and the minimum of CPUs and GPUs."""
     gpus = min(node.gpus for node in nodes) if machine.gpus else 0
     return replace(
         machine,
@@ -295,7 +293,6 @@ class ClusterExecutor(Executor):
             agent.cancel_at = min(agent.cancel_at, time.monotonic() + patience)
 
     def wait(self, timeout_s: float) -> list[ExecutorEvent]:
-        """Return new events after at most `timeout_s` seconds."""
         until = time.monotonic() + timeout_s
         while True:
             events = [*self._refused, *super().wait(0.0)]
@@ -350,14 +347,12 @@ class ClusterExecutor(Executor):
         if now - self._beat_s > agents.BEAT_S:
             self._beat_s = now
             for agent in self._agents.values():
-                if agent.service or (
-                    self._exchange is not None and not agent.answers()
-                ):  # it is waiting for its parcel
+                # Without an answer, it is waiting for its parcel.
+                if agent.service or (self._exchange is not None and not agent.answers()):
                     agent.orders["beat"] += 1
                     agent.order()
 
     def close(self) -> None:
-        """End all running jobs and wait for them."""
         for agent in self._agents.values():
             agent.orders["stop"] = dict.fromkeys(agent.open, 0.0)
         self._cluster.cancel([agent.ticket for agent in self._agents.values() if agent.over_at == math.inf])

@@ -106,7 +106,6 @@ class _Mail:
     attempt: Path
     name: str
     attempts: dict[StageRunId, Path] = field(default_factory=dict)
-    """Attempts by stage run."""
     ordered: bytes = b""
     """The orders at the URL."""
     answered: bytes = b""
@@ -125,7 +124,6 @@ class _Mail:
     progress: Progress = field(default_factory=Progress)
 
     def end(self) -> None:
-        """Stop all transfers."""
         self.over.set()
         self.progress.stopped = True
 
@@ -186,7 +184,6 @@ class Exchange:
         self._pool.submit(self._remove, mail)
 
     def close(self) -> None:
-        """Close the connection to the URL."""
         self._end.set()
         self._thread.join()
         for mail in self._mail.values():
@@ -229,10 +226,7 @@ class Exchange:
             each: [str(file.relative_to(job.inputs[each])) for file in manifest.walk(Path(job.inputs[each]))]
             for each in job.viewed
         }
-        parcel: dict[str, Json] = {
-            "job": reading.read_text(Path(job.attempt) / JOB),
-            "artifacts": artifacts,
-        }
+        parcel: dict[str, Json] = {"job": reading.read_text(Path(job.attempt) / JOB), "artifacts": artifacts}
         name = _parcel_name(mail.name, Path(job.attempt))
         self._remote.write(_at(name, _PARCEL), writing.object_text({**parcel, "files": files, "views": shown}).encode())
 
@@ -327,7 +321,6 @@ class _Node:
     """The last answers that were sent."""
     over: threading.Event = field(default_factory=threading.Event)
     progress: Progress = field(default_factory=Progress)
-    """Progress of received files."""
     claimed: dict[Path, Claim] = field(default_factory=dict)
     """Claimed attempts on this node. Other agents do not remove them while this one lives."""
     ending: bool = False
@@ -341,7 +334,9 @@ class _Node:
         if known.is_file() and known.read_text(encoding="utf-8") == self.name:  # the pipeline's own machine
             agent.run(attempt)
             return
-        _sweep(attempt.parent)
+        for path in attempt.parent.glob(f"*{_CLAIM}"):  # left by killed agents
+            if (claim := claims.take(path)) is not None:
+                _remove(path.with_name(path.name.removesuffix(_CLAIM)), claim)
         try:
             job = _patiently(partial(self.unpack, self.name))
             self.attempts[job.id] = attempt
@@ -358,8 +353,8 @@ class _Node:
             self.over.set()
             self.progress.stopped = True
             self.pool.shutdown()
-            for each, claim in self.claimed.items():
-                _remove(each, claim)
+            for each, held in self.claimed.items():
+                _remove(each, held)
 
     def parcel(self, name: str) -> dict[str, Any]:
         """Wait for a parcel. The job's inputs are sent before it. Raises StateError if it will not arrive."""
@@ -419,8 +414,7 @@ class _Node:
     def keep(self, folder: Path, content: bytes, work: Path) -> None:
         """Fetch an artifact into `folder`, unless it is there and undamaged."""
         sealed = manifest.decode(content, folder.parent.name, folder.name, str(folder))
-        claim = self.taken(work / f"{folder.name}.lock")
-        try:
+        with self.taken(work / f"{folder.name}.lock"):
             if not any(each.kind is Kind.DAMAGED for each in manifest.inspect(folder, contents=False)):
                 return
             arriving = work / f"{folder.name}.arriving"
@@ -430,8 +424,6 @@ class _Node:
             shutil.rmtree(folder, ignore_errors=True)
             folder.parent.mkdir(parents=True, exist_ok=True)
             arriving.rename(folder)
-        finally:
-            claim.release()
 
     def copy(self, folder: Path) -> None:
         """Copy orders and answers until all the agent's answers are sent."""
@@ -507,7 +499,6 @@ class _Node:
         return len(done) == len(answers["ended"])
 
     def say_log(self, run: StageRunId) -> None:
-        """Send new content of a log."""
         size, pieces = self.logged.get(run, (0, 0))
         attempt = self.attempts[run]
         with suppress(FileNotFoundError), (attempt / LOG).open("rb") as log:
@@ -531,14 +522,6 @@ class _Node:
         result: dict[str, Json] = {"files": manifest.listed(files), "records": manifest.listed(records)}
         self.remote.write(_at(name, _RESULT), writing.object_text(result).encode())
         return failed
-
-
-def _sweep(work: Path) -> None:
-    """Remove leftovers of killed agents from this node."""
-    for path in work.glob(f"*{_CLAIM}"):
-        claim = claims.take(path)
-        if claim is not None:
-            _remove(path.with_name(path.name.removesuffix(_CLAIM)), claim)
 
 
 def _remove(attempt: Path, claim: Claim) -> None:

@@ -151,20 +151,10 @@ def _gres(gpus: int, accelerator: str | None) -> list[str]:
 
 _AGENT: Final = (sys.executable, "-m", agent.__name__)
 _SCRIPT: Final = '#!/bin/sh\nexec "$@"\n'
-_GOING_ON: Final = frozenset(
-    [
-        "PENDING",
-        "CONFIGURING",
-        "RUNNING",
-        "COMPLETING",
-        "SUSPENDED",
-        "STOPPED",
-        "SIGNALING",
-        "STAGE_OUT",
-        "RESIZING",
-        "REQUEUED",
-    ]
-)
+_GOING_ON: Final = frozenset((
+    "PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING",
+    "REQUEUED",
+))  # fmt: skip
 _LOST: Final = frozenset(["NODE_FAIL", "BOOT_FAIL", "PREEMPTED"])
 _NOT_LAUNCHED: Final = "JobLaunchFailure"
 """Reason of a failed job whose node did not start it, or lost its daemon meanwhile."""

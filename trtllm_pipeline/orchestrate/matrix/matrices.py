@@ -14,7 +14,6 @@ from trtllm_pipeline.orchestrate.matrix.recipe_files import list_recipes, matric
 from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
 
 TEMPLATE: Final = Path(__file__).with_name("template.yaml")
-"""Template of a commented matrix."""
 
 
 def list_matrices() -> dict[str, Path]:
@@ -39,8 +38,7 @@ def find_matrix(named: str) -> Path:
             hint=f"write a matrix with pipeline matrix init, and `model: [{named}]` under its axes",
         )
     raise UsageError(
-        f"there is no matrix {named!r}{nearest(named, known)}",
-        hint="give a file, or a name from pipeline matrix list",
+        f"there is no matrix {named!r}{nearest(named, known)}", hint="give a file, or a name from pipeline matrix list"
     )
 
 

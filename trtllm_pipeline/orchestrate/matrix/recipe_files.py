@@ -264,9 +264,8 @@ def _recipe_of(config: Mapping[str, Json], name: str, summary: str) -> dict[str,
         recipe["n_shared_experts"] = shared
     if "intermediate_size" not in data and "moe_intermediate_size" in data:  # all layers have experts
         recipe["intermediate_size"] = data["moe_intermediate_size"]
-    if isinstance(
-        dense := data.get("intermediate_size_mlp"), int
-    ):  # Llama 4 has the width of its experts under the usual name
+    # Llama 4 has the width of its experts under the usual name.
+    if isinstance(dense := data.get("intermediate_size_mlp"), int):
         experts = {"moe_intermediate_size": data.get("intermediate_size"), "n_shared_experts": 1}
         recipe |= {"intermediate_size": dense, **experts}
     return recipe

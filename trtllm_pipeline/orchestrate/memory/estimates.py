@@ -129,12 +129,9 @@ def system(machine: Machine) -> str:
 
 def expected(stage: Stage, cell: Cell, machine: Machine) -> Needs | None:
     """The uncorrected estimate of one stage of a cell. None if the size of the model is unknown."""
-    return stage.needs(cell, machine.of(cell.gpu)) if stage.needs is not None and is_known(stage, cell) else None
-
-
-def is_known(stage: Stage, cell: Cell) -> bool:
-    """True if one stage of a cell has an estimate."""
-    return stage.needs is not None and "num_hidden_layers" in cell.recipe
+    if stage.needs is None or "num_hidden_layers" not in cell.recipe:
+        return None
+    return stage.needs(cell, machine.of(cell.gpu))
 
 
 def expected_by_kind(needs: Needs, machine: Machine) -> dict[str, int]:

@@ -68,7 +68,7 @@ class StageRun:
 
     @property
     def label(self) -> str:
-        """Label for durations and memory, see `memory/labels.py`."""
+        """Label for durations and memory."""
         return label_of(self.stage, self.first_cell)
 
     @property
@@ -210,7 +210,9 @@ class _Graph:
             if name in inputs and (contents := runs[inputs[name]].contents) is not None:
                 same_files = inputs[name], parts
                 if same_files not in self.selected:
-                    self.selected[same_files] = _selection(contents, parts)
+                    names = files_of(contents, parts)
+                    selected = fingerprint(canonical({each: contents[each] for each in names}))
+                    self.selected[same_files] = SelectedFiles(names, {SELECTED: selected})
                 reads[name], of_inputs[name] = self.selected[same_files]
         digested = {name: self.digest(path, cell) for name, path in stage.files(cell).items()}
         files = {name: path for name, (path, _) in digested.items()}
@@ -228,11 +230,6 @@ class _Graph:
                 run_id, stage, form.toolchain, hashed, key, params, files, inputs, reads, contents, after, cell
             )
         return runs[run_id]
-
-
-def _selection(contents: Mapping[str, str], parts: frozenset[ModelPart]) -> SelectedFiles:
-    names = files_of(contents, parts)
-    return SelectedFiles(names, {SELECTED: fingerprint(canonical({name: contents[name] for name in names}))})
 
 
 def part(plan: Plan, cells: Sequence[Cell]) -> Plan:
@@ -294,7 +291,6 @@ def to_run(plan: Plan, present: Callable[[StageRun], bool]) -> set[StageRunId]:
 
 
 def of_run(run: StageRun, machine: Machine, corrections: Corrections) -> list[Need]:
-    """The memory that a stage run needs."""
     needs = expected(run.stage, run.first_cell, machine)
     return of_stage(needs, run.stage, run.first_cell, machine, corrections, run.label)
 

@@ -69,9 +69,7 @@ class OutlineCell:
     stage_runs: tuple[StageRunId, ...]
     changes: tuple[SettingChange, ...] = ()
     about: Mapping[str, Json] = field(default_factory=dict)
-    """For reports: the setting `gpu_hour`, and `numerics`, the meaning of its precision. `gpus` if they are not tp *
-    pp.
-    """
+    """For reports: the setting `gpu_hour`, `numerics`, the meaning of its precision, and `gpus` if not tp * pp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +109,6 @@ def axes(cell: Cell) -> dict[str, Json]:
 
 
 def about(cell: Cell) -> dict[str, Json]:
-    """The data of a cell for reports."""
     toolchain = toolchains.load(cell.toolchain)
     known = None if cell.reason is not None else asdict(toolchain.numerics(cell))
     gpus = {} if (number := toolchain.gpus(cell)) == cell.tp * cell.pp else {"gpus": number}
@@ -203,10 +200,7 @@ def plan_lines(
 
 
 def action(
-    run: StageRunId,
-    to_run: Collection[StageRunId],
-    present: Collection[StageRunId],
-    pulls: Collection[StageRunId],
+    run: StageRunId, to_run: Collection[StageRunId], present: Collection[StageRunId], pulls: Collection[StageRunId]
 ) -> str:
     """Action for a stage run: run, pull, reuse or skip."""
     if run in pulls:

@@ -137,10 +137,7 @@ def load(request: Request) -> LoadedMatrix:
 
 
 def machine_of(request: Request) -> Machine:
-    """The machine of the request: an assumed one, or this one. Warns if its release of TensorRT-LLM is unknown.
-
-    Raises UsageError.
-    """
+    """The machine of the request: an assumed one, or this one. Warns of unknown releases. Raises UsageError."""
     if request.assume is not None:
         from trtllm_pipeline.base import assume
 
@@ -259,9 +256,7 @@ def memory_check(store: Store | None, machine: Machine) -> Callable[[Cell], str 
 
 
 def judged_again(cell: Cell, machine: Machine, memory: Callable[[Cell], str | None]) -> Cell:
-    """Check a pinned cell. Only pinning reveals the quantization of its weights, its draft model and adapters, their `memory`, and
-    the code that loads it.
-    """
+    """Check a pinned cell: pinning reveals quantized weights, draft model, adapters, `memory`, and loading code."""
     if cell.reason is not None:
         return cell
     toolchain, reason = toolchains.load(cell.toolchain), None
@@ -382,7 +377,9 @@ def runnable_plan(cells: Sequence[Cell], store: Store, machine: Machine, *, unti
 
     plan = plan_cells(cells, store, machine, until=until)
     check_feasible(plan, store)
-    allow_open_files(_connections(plan))
+    measured = [run.first_cell for run in plan.stage_runs.values() if run.stage.scope is Scope.IN_SERVICE]
+    scored = [count for cell in measured if isinstance(count := cell.settings["accuracy"]["concurrency"], int)]
+    allow_open_files(max((*scored, *(level for cell in measured for level in load_levels(cell))), default=0))
     for name, gpu in sorted({(cell.toolchain, cell.gpu or "") for cell in plan.feasible}):
         missing = toolchains.load(name).missing(machine.of(gpu))
         if missing is not None:
@@ -391,13 +388,6 @@ def runnable_plan(cells: Sequence[Cell], store: Store, machine: Machine, *, unti
     for warning in (*exposed(plan), *toolchains.caveats(plan.feasible, machine)):
         logger.warning("%s", warning)
     return plan
-
-
-def _connections(plan: Plan) -> int:
-    """Connections of the plan's largest load."""
-    cells = [run.first_cell for run in plan.stage_runs.values() if run.stage.scope is Scope.IN_SERVICE]
-    scored = [count for cell in cells if isinstance(count := cell.settings["accuracy"]["concurrency"], int)]
-    return max((*scored, *(level for cell in cells for level in load_levels(cell))), default=0)
 
 
 def exposed(plan: Plan) -> list[str]:

@@ -89,12 +89,10 @@ class NewestCells:
 
     @property
     def newest(self) -> Path:
-        """The directory of the newest run."""
         return self.folders[0]
 
     @property
     def title(self) -> str:
-        """The runs in words."""
         earlier = len(self.folders) - 1
         more = f" and {count(earlier, 'earlier run')} of its matrix" if earlier else ""
         return f"run {self.newest.name}{more}"

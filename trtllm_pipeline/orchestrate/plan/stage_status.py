@@ -268,7 +268,6 @@ def _is_input(change: Change) -> bool:
 
 
 def _input_of(change: Change) -> str:
-    """The name of a changed input."""
     return change.path.split(".")[1]
 
 

@@ -89,9 +89,8 @@ def _reasons(
     def used(folder: Path) -> set[Fingerprint]:
         return {run.fingerprint for run in read_plan(folder / NAME).stage_runs.values()}
 
-    named = [
-        find_run(store, name) for name in roots.named
-    ]  # first, to report an unknown run even if everything is needed
+    # First, to report an unknown run even if everything is needed.
+    named = [find_run(store, name) for name in roots.named]
     yield from protected(store, stages)
     try:
         runs: Sequence[Path] = run_folders(store)
@@ -159,8 +158,7 @@ def kept(store: Store) -> dict[Fingerprint, str]:
         return {}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StateError(
-            f"{path}: cannot be read: {error}",
-            hint="remove it, then keep artifacts again: pipeline store keep NAME",
+            f"{path}: cannot be read: {error}", hint="remove it, then keep artifacts again: pipeline store keep NAME"
         ) from error
 
 

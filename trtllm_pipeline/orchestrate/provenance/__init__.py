@@ -8,29 +8,16 @@
 `docs/reference/provenance.md` explains what this proves and what it cannot prove.
 """
 
-from trtllm_pipeline.orchestrate.provenance.checking import (
-    Looked,
-    Policy,
-    Signed,
-    check,
-    look,
-    policy,
-    require,
-    require_folders,
-)
+from trtllm_pipeline.orchestrate.provenance.checking import Policy, check, look, policy, require, require_folders
 from trtllm_pipeline.orchestrate.provenance.described import Described, envelope_of, read_file, statement_line
-from trtllm_pipeline.orchestrate.provenance.dsse import Envelope, SigningKey, TrustedKey
+from trtllm_pipeline.orchestrate.provenance.dsse import SigningKey
 from trtllm_pipeline.orchestrate.provenance.signing import attach, sign
 from trtllm_pipeline.orchestrate.provenance.statement import statement_of
 
 __all__ = [
     "Described",
-    "Envelope",
-    "Looked",
     "Policy",
-    "Signed",
     "SigningKey",
-    "TrustedKey",
     "attach",
     "check",
     "envelope_of",

@@ -19,10 +19,7 @@ from trtllm_pipeline.tensorrt import OUT
 
 
 def full_statement(folder: Path, *, anonymous: bool = False) -> str:
-    """Return the statement to sign, with the SHA-256 of every file. Every file is read once and must match the manifest.
-
-    Raises StateError.
-    """
+    """The statement to sign, with every file's SHA-256. Raises StateError for one that does not match the manifest."""
     return _payload(folder, _sha256(folder, manifest.read(folder)), anonymous=anonymous).decode()
 
 

@@ -131,9 +131,7 @@ def _internal_parameters(sealed: Manifest, job: Mapping[str, Any], *, anonymous:
 
 
 def _without_places(value: Any, job: Mapping[str, Any]) -> Any:
-    """Return `value` with names in place of this machine's directories, which are meaningless elsewhere and reveal user
-    names.
-    """
+    """`value` with names for this machine's directories, which mean nothing elsewhere and reveal user names."""
     attempt = str(job.get("attempt", ""))
     workspace = os.path.dirname(os.path.dirname(attempt))
     places = {attempt: "{attempt}", workspace: "{workspace}", str(Path.home()): "~"}

@@ -46,7 +46,6 @@ class Fit:
     proposal: tuple[str, ...] | None = None
     """The smallest change that makes it fit, as values of `--set`. None if none helps."""
     changed: Cell | None = None
-    """The changed cell."""
     added: bool = False
     """The cell is from `add`. `--set` does not change its axes."""
 
@@ -124,7 +123,8 @@ class Fits:
         assumed = self.machine is not None and self.machine.assumed
         unknown = self.machine is not None and self.machine.memory_bytes is None
         words = f"{'the assumed' if assumed else 'this'} machine has enough {'GPU memory' if unknown else 'memory'}"
-        return f"{words} for {_all(self.cells)}{'; its host memory is unknown' if unknown else ''}"
+        cells = "the cell" if self.cells == 1 else f"all {self.cells} cells"
+        return f"{words} for {cells}{'; its host memory is unknown' if unknown else ''}"
 
     def _together(self, group: Sequence[Fit]) -> list[text_blocks.Block]:
         first = group[0]
@@ -199,10 +199,6 @@ def _setting(cell: Cell, name: str) -> str:
 
 def _layout(cell: Cell) -> tuple[int, int, int, int]:
     return cell.tp, cell.pp, cell.ep, cell.dp
-
-
-def _all(cells: int) -> str:
-    return "the cell" if cells == 1 else f"all {cells} cells"
 
 
 def _title(fit: Fit, number: int) -> str:

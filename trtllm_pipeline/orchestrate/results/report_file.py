@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
@@ -169,7 +169,6 @@ class CellResult:
 
     @property
     def build_s(self) -> float | None:
-        """Seconds of the engine build."""
         return self.seconds.get(_ENGINE_STAGE)
 
     @property
@@ -180,7 +179,6 @@ class CellResult:
 
     @property
     def trtllm_bench_tps(self) -> float | None:
-        """Output tokens/s of the engine in trtllm-bench."""
         value = (self.trtllm_bench or {}).get("output_tokens_per_s")
         return float(value) if isinstance(value, (int, float)) else None
 
@@ -250,7 +248,6 @@ def rows_of(shape: Outline, store: Store) -> tuple[CellResult, ...]:
 
 
 _States = list[tuple[OutlineRun, StageState]]
-"""The stage runs of a cell, with their states."""
 
 
 def _rows(
@@ -314,7 +311,6 @@ def _made_on(made: Mapping[str, Artifact]) -> dict[str, Mapping[str, Json]]:
 
 
 def _written(artifact: Artifact | None, name: str) -> dict[str, Any] | None:
-    """The JSON object in a file of an artifact, or None."""
     present = artifact is not None and any(file == name for file, _ in artifact.files)
     return read_object(artifact.out / name) if artifact is not None and present else None
 
@@ -353,6 +349,10 @@ def _row(
         (read_object(scores_in / accuracy_result.ACCURACY_FILE) if scores_in else None) or {}
     )
     conditions = replace(perf.conditions, made_on={} if levels else _made_on(made))
+    # Relative to the workspace, so that a shared report does not reveal home directories.
+    within = why.log is not None and why.log.is_relative_to(workspace)
+    log = None if why.log is None else str(why.log.relative_to(workspace) if within else why.log)
+    numerics = cell.about.get("numerics")
     questions: dict[str, Json] = {"digest": accuracy.rows_digest, "max_tokens": accuracy.settings.get("max_tokens")}
     return CellResult(
         id=cell.id,
@@ -362,7 +362,7 @@ def _row(
         failure=why.failure,
         reason=why.message,
         hint=why.hint,
-        log=_below(why.log, workspace),
+        log=log,
         line=why.line,
         changes=tuple(in_words(cell.changes)),
         setting=None if why.setting is None else _to_set(why.setting, cell.id),
@@ -377,7 +377,7 @@ def _row(
         accuracy_asked=accuracy.asked,
         accuracy_intervals={name: ends for name, ends in accuracy.intervals.items() if ends is not None},
         smoke=_written(made.get("smoke"), "smoke.json"),
-        numerics=_numerics(cell),
+        numerics={name: str(value) for name, value in numerics.items()} if isinstance(numerics, dict) else None,
         served_gpus=gpus if isinstance(gpus := cell.about.get("gpus"), int) else None,
         gpu_hour=price_of(cell.about.get("gpu_hour"), cell.axes, conditions),
         findings=perf.notes,
@@ -385,24 +385,15 @@ def _row(
     )
 
 
-def _numerics(cell: OutlineCell) -> dict[str, str] | None:
-    known = cell.about.get("numerics")
-    return {name: str(value) for name, value in known.items()} if isinstance(known, dict) else None
-
-
 def price_of(prices: Json | Mapping[str, float], axes: Mapping[str, Json], conditions: Conditions) -> float | None:
     """The price of one GPU of a cell for an hour. None if its type has none."""
     if isinstance(prices, Mapping):
-        names = [name.casefold() for name in _gpu_names(axes, conditions)]
+        measured = (conditions.system or {}).get("gpus")
+        gpus = (axes.get("gpu"), *(measured if isinstance(measured, list) else ()))
+        names = [str(gpu).casefold() for gpu in gpus if gpu]
         known = (price for kind, price in prices.items() if any(kind.casefold() in name for name in names))
         prices = next(known, None)
     return float(prices) if isinstance(prices, (int, float)) and not isinstance(prices, bool) else None
-
-
-def _gpu_names(axes: Mapping[str, Json], conditions: Conditions) -> Collection[str]:
-    """Names of a cell's GPUs: as measured, and as in the matrix."""
-    measured = (conditions.system or {}).get("gpus")
-    return [str(name) for name in (axes.get("gpu"), *(measured if isinstance(measured, list) else ())) if name]
 
 
 def _to_set(setting: str, cell: CellId) -> str:
@@ -426,11 +417,6 @@ def _status(own_states: _States, *, interrupted: bool) -> CellStatus:
     return CellStatus.DONE if StageStatus.SUCCEEDED in results else CellStatus.UP_TO_DATE
 
 
-def _below(path: Path | None, workspace: Path) -> str | None:
-    """`path` relative to the workspace, so that a shared report does not reveal home directories."""
-    return None if path is None else str(path.relative_to(workspace) if path.is_relative_to(workspace) else path)
-
-
 SCHEMA: Final = 1
 NAME: Final = "report.json"
 METRICS: Final = (
@@ -438,11 +424,9 @@ METRICS: Final = (
     *(result.MetricDefinition(name, "0 to 1", metric.definition) for name, metric in scores.SCORE_METRICS.items()),
     result.MetricDefinition("normalisation", "", scores.NORMALISATION),
     result.MetricDefinition("interval", "", stats.MEAN_INTERVAL),
-    result.MetricDefinition(
-        "agreement", "0 to 1", f"compared with the otherwise equal unquantized cell: {scores.DRIFT['agreement']}"
-    ),
-    result.MetricDefinition(
-        "difference", "-1 to 1", f"compared with the otherwise equal unquantized cell: {scores.DRIFT['difference']}"
+    *(
+        result.MetricDefinition(name, unit, f"compared with the otherwise equal unquantized cell: {scores.DRIFT[name]}")
+        for name, unit in (("agreement", "0 to 1"), ("difference", "-1 to 1"))
     ),
     result.MetricDefinition("first_divergence", "", scores.DRIFT["first_divergence"]),
     result.MetricDefinition(
@@ -489,10 +473,7 @@ def report_json(
 
 
 def read_report(path: Path) -> tuple[tuple[CellResult, ...], dict[str, Any]]:
-    """Rows and `run` of a report file, with its `forecast`. Raises StateError if the file is not a report.
-
-    The file is untrusted input.
-    """
+    """Rows, `run` and `forecast` of a report file, which is untrusted. Raises StateError for another file."""
     try:
         data = user_files.decode_mapping(reading.read_bytes(path))
         if data["schema"] != SCHEMA:

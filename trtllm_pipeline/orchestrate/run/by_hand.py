@@ -25,16 +25,7 @@ from trtllm_pipeline.base import Exclusive, FailureClass, Scope, StageError, Usa
 from trtllm_pipeline.base import gpus as gpu_devices
 from trtllm_pipeline.orchestrate.run.executor import Job, failure_of
 from trtllm_pipeline.orchestrate.store.claims import WaitingPlace, enter_standing, lease_machine, machine_users
-from trtllm_pipeline.tensorrt import (
-    JOB,
-    OUT,
-    SERVICE_FILE,
-    Stage,
-    StageContext,
-    out_of_memory,
-    run_program,
-    write_job,
-)
+from trtllm_pipeline.tensorrt import JOB, OUT, SERVICE_FILE, Stage, StageContext, out_of_memory, run_program, write_job
 
 _POLL_S: Final = 0.1
 _STDERR: Final = 2

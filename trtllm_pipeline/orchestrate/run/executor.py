@@ -192,10 +192,7 @@ def failure_of(
     error = causes.first_error(logs)
     quote = f"; its log says: {error.message}" if error else f"; its last line: {lines[-1].message}" if lines else ""
     return StageError(
-        f"{job.stage}: {how}{quote}",
-        log=log,
-        line=error.number if error else None,
-        telling=tuple(map(str, lines)),
+        f"{job.stage}: {how}{quote}", log=log, line=error.number if error else None, telling=tuple(map(str, lines))
     )
 
 
@@ -229,9 +226,7 @@ class Executor:
         self._gpus = gpu_devices.GpuPeaks()
 
     def adopt(self, attempt: Path) -> bool:  # noqa: ARG002 - a cluster's executor looks at it
-        """Return True if `submit` only has to wait for this attempt of an earlier invocation. On this machine, they
-        have ended.
-        """
+        """True if `submit` only has to wait for this attempt of an earlier invocation. Local ones have ended."""
         return False
 
     def submit(self, job: Job, claims: Sequence[int]) -> None:
@@ -255,10 +250,7 @@ class Executor:
         )
 
     def stop(self, job: StageRunId, grace_s: float) -> None:
-        """Interrupt, terminate, kill. A service first gets `grace_s` to stop its server itself.
-
-        `Ended` follows.
-        """
+        """Interrupt, terminate, kill. A service first gets `grace_s` to stop its server itself. `Ended` follows."""
         active = self._active.get(job)
         if active is None:
             return

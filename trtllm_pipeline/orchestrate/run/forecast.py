@@ -236,13 +236,12 @@ def _fetched(run: StageRun, store: Store) -> int:
 
 def durations(plan: Plan, forecast: Forecast) -> list[Need]:
     """Return the time of each stage run to run (a service: until ready) and its timeout, in milliseconds."""
-    return [_duration(run, forecast.times[run.id]) for run in plan.stage_runs.values() if run.id in forecast.to_run]
-
-
-def _duration(run: StageRun, estimate: Estimate) -> Need:
-    _, limit = timeout(run)
-    has = round(1000 * limit) if isinstance(limit, (int, float)) else None
-    return Need(run.stage.name, run.first_cell.id, TIME, estimate, has, assumed=not estimate.measured)
+    needs = []
+    for run in (run for run in plan.stage_runs.values() if run.id in forecast.to_run):
+        (_, limit), estimate = timeout(run), forecast.times[run.id]
+        has = round(1000 * limit) if isinstance(limit, (int, float)) else None
+        needs.append(Need(run.stage.name, run.first_cell.id, TIME, estimate, has, assumed=not estimate.measured))
+    return needs
 
 
 def timeout(run: StageRun) -> tuple[str, Json]:
@@ -275,10 +274,7 @@ def plan_json(plan: Plan, store: Store | None, forecast: Forecast, *, run_id: st
 
 @dataclass(frozen=True, slots=True)
 class StageForecast:
-    """Expected and actual use of one resource by the stage runs of one stage.
-
-    Time is the sum in milliseconds. Memory is the maximum of a stage run in bytes.
-    """
+    """Expected and actual use of one resource by a stage's runs: sum of milliseconds, or the largest in bytes."""
 
     stage: str
     resource: str
@@ -322,12 +318,10 @@ class ForecastCheck:
         return ForecastCheck(None if expected_s is None else float(expected_s), float(data["took_s"]), stages)
 
     def line(self) -> str:
-        """The whole run in one line."""
         took = f"Took {duration(self.took_s)}"
         return took if self.expected_s is None else f"{took} (estimate {duration(self.expected_s)})"
 
     def lines(self) -> list[str]:
-        """One line per stage."""
         by_stage: dict[str, list[str]] = {}
         for each in self.stages:
             by_stage.setdefault(each.stage, []).append(str(each))

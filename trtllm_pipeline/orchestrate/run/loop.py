@@ -108,7 +108,6 @@ class Outcome:
 
     statuses: dict[StageRunId, StageStatus]
     artifacts: Mapping[Fingerprint, Artifact]
-    """All artifacts present now."""
     errors: dict[StageRunId, StageError] = field(default_factory=dict)
     blocked_by: dict[StageRunId, StageRunId] = field(default_factory=dict)
     interrupted: bool = False
@@ -240,19 +239,16 @@ class _Execution:
             more = {run: durations.expected(self._plan.stage_runs[run]) for run in unforecast}
             self._expected = {**self._expected, **more}
         known = list(tasks(self._plan, self._to_run, lambda run: self._expected[run.id], corrections, self._nodes))
+        stages = (self._plan.stage_runs[run].stage for run in self._to_run)
+        has_run = all(stage.scope is Scope.SERVICE or stage.name in self._durations for stage in stages)
         self._scheduler = scheduling.Scheduler(
             known,
             *self._nodes,
             keep_going=self._keep_going,
             observe=self._changed,
             # With inaccurate estimates, a searched order is not better than the longest path first.
-            favour=favourable(known, self._nodes) if self._knows_durations() else None,
+            favour=favourable(known, self._nodes) if has_run else None,
         )
-
-    def _knows_durations(self) -> bool:
-        """Return True if each stage that will run and produces an artifact has run in this workspace before."""
-        stages = (self._plan.stage_runs[run].stage for run in self._to_run)
-        return all(stage.scope is Scope.SERVICE or stage.name in self._durations for stage in stages)
 
     # The loop.
 
@@ -284,8 +280,11 @@ class _Execution:
         finally:
             with ExitStack() as ending:  # in reverse order, each even if others fail
                 ending.callback(self._observer.end)
-                ending.callback(self._let_go)
-                ending.callback(self._give_up)
+                ending.callback(self._place.leave)
+                ending.callback(self._enter.let_go)
+                for held in self._running.values():
+                    ending.callback(_release, held)
+                    ending.callback(self._store.fail, held.attempt, "interrupted", None)
                 ending.callback(self._sealer.shutdown)
                 ending.callback(self._executor.close)
         self._remember_latest()
@@ -299,19 +298,6 @@ class _Execution:
             interrupted=self._interrupts > 0,
             waited=bool(self._waits),
         )
-
-    def _give_up(self) -> None:
-        """Record running stage runs as interrupted."""
-        for held in self._running.values():
-            self._store.fail(held.attempt, "interrupted", None)
-            _release(held)
-
-    def _let_go(self) -> None:
-        """Release all claims; on a full disk the normal path has not done that."""
-        for held in self._running.values():
-            _release(held)
-        self._enter.let_go()
-        self._place.leave()
 
     def _statuses(self) -> dict[StageRunId, StageStatus]:
         """Return the status of all stage runs of the plan. Those not to run are present or not needed."""
@@ -351,7 +337,8 @@ class _Execution:
                     event.node if isinstance(event, scheduling.NodeGone) else event.node.node, gone=gone
                 )
                 events.append(event)
-        events += self._sealed()
+        for run_id in [run_id for run_id, (future, _) in self._sealing.items() if future.done()]:
+            events.append(self._publish(run_id, *self._sealing.pop(run_id)))
         events += self._freed()
         self._observer.tick(self._progress())
         return events
@@ -604,6 +591,9 @@ class _Execution:
         run, usage, system = held.run, event.usage, event.system or self._system
         if system is None:  # inspected once per run, and only if it produces an artifact
             system = self._system = probe.maker()
+        # Of these inputs, its key has only the selected files.
+        made_from: dict[str, Json] = {name: self._plan.stage_runs[run.inputs[name]].fingerprint for name in run.reads}
+        changed = [each for each in run.first_cell.changes if hasattr(run.params, each.setting.rpartition(".")[2])]
         return {
             "run": self._run_id,
             "attempt": held.attempt.number,
@@ -614,14 +604,10 @@ class _Execution:
             **_peaks(usage),
             "system": dict(system),
             "inputs": dict(self._read_by(run)),
-            **({"made_from": made_from} if (made_from := self._made_from(run)) else {}),
+            **({"made_from": made_from} if made_from else {}),
             **({"made_by": self._made_by} if self._made_by else {}),
-            **({"changes": changes} if (changes := _changes(run)) else {}),
+            **({"changes": [asdict(each) for each in changed]} if changed else {}),
         }
-
-    def _made_from(self, run: StageRun) -> dict[str, Json]:
-        """Return fingerprints of the inputs whose selected files alone are in its key, by input name."""
-        return {name: self._plan.stage_runs[run.inputs[name]].fingerprint for name in run.reads}
 
     def _read_by(self, run: StageRun) -> Iterator[tuple[str, str]]:
         """Yield digests of the inputs by name: an artifact rebuilt with the same fingerprint may have other bytes."""
@@ -632,11 +618,6 @@ class _Execution:
                     self._trees[fingerprint] = read(self._present[fingerprint].folder).tree
             if fingerprint in self._trees:
                 yield name, self._trees[fingerprint]
-
-    def _sealed(self) -> list[scheduling.Event]:
-        """Publish results digested in a thread."""
-        done = [run_id for run_id, (future, _) in self._sealing.items() if future.done()]
-        return [self._publish(run_id, *self._sealing.pop(run_id)) for run_id in done]
 
     def _publish(self, run_id: StageRunId, sealing: Future[Manifest], usage: Usage) -> scheduling.Event:
         held = self._running[run_id]  # its claims are released even if the index cannot be written
@@ -716,11 +697,6 @@ class _Execution:
             self._store.index.set_latest(rows, services)
 
 
-def _changes(run: StageRun) -> list[Json]:
-    """Return the settings of a stage run that a retry has changed."""
-    return [asdict(each) for each in run.first_cell.changes if hasattr(run.params, each.setting.rpartition(".")[2])]
-
-
 def _seconds(run: StageRun, name: str, default: float) -> float:
     """Return a timeout set by the matrix, or else the stage's default."""
     value = section(run).get(name)
@@ -744,7 +720,6 @@ def _disk_error(held: _Running, error: OSError) -> StageError:
 
 
 def _peaks(usage: Usage) -> dict[str, Json]:
-    """Return the memory and disk usage for a manifest."""
     rows: dict[str, Json] = {
         "max_rss_bytes": usage.max_rss_bytes,
         "peak_bytes": usage.peak_bytes,

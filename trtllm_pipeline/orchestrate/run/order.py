@@ -16,19 +16,9 @@ from heapq import heappop, heappush
 from typing import Final
 
 from trtllm_pipeline.base import Exclusive, Json, Machine, Scope, StageRunId
-from trtllm_pipeline.orchestrate.memory.estimates import HOST, SHARED, Corrections, Estimate
+from trtllm_pipeline.orchestrate.memory.estimates import HOST, SHARED, Corrections
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, of_run
 from trtllm_pipeline.orchestrate.run import scheduler as scheduling
-from trtllm_pipeline.orchestrate.run.scheduler import (
-    Capacity,
-    Event,
-    Finished,
-    Scheduler,
-    ServiceEnded,
-    ServiceReady,
-    Start,
-    Task,
-)
 
 _TRIES: Final = 300
 _TASKS: Final = 20_000
@@ -42,28 +32,23 @@ FIRST: Final = 1e6
 
 
 def play(
-    tasks: Sequence[Task],
-    scheduler: Scheduler,
-    takes: Mapping[StageRunId, float] | None = None,
+    tasks: Sequence[scheduling.Task], scheduler: scheduling.Scheduler, takes: Mapping[StageRunId, float] | None = None
 ) -> float:
-    """Return the wall-clock seconds of these tasks under their new scheduler, if none fails.
-
-    Each takes its expected time, or its time in `takes`.
-    """
+    """Wall-clock seconds of these tasks under their new scheduler. Each takes its time in `takes`, or as expected."""
     known = {task.id: task for task in tasks}
     now = 0.0
-    due: list[tuple[float, int, Event]] = []
-    events: list[Event] = []
+    due: list[tuple[float, int, scheduling.Event]] = []
+    events: list[scheduling.Event] = []
     number = 0
     while True:
         for instruction in scheduler.advance(now, *events):
-            event: Event
-            if isinstance(instruction, Start):
+            event: scheduling.Event
+            if isinstance(instruction, scheduling.Start):
                 is_service = known[instruction.id].scope is Scope.SERVICE
-                event = (ServiceReady if is_service else Finished)(instruction.id)
+                event = (scheduling.ServiceReady if is_service else scheduling.Finished)(instruction.id)
                 wait = known[instruction.id].expected_s if takes is None else takes[instruction.id]
             else:  # tasks never fail here, so this stops a service
-                event, wait = ServiceEnded(instruction.id), 0.0
+                event, wait = scheduling.ServiceEnded(instruction.id), 0.0
             number += 1
             heappush(due, (now + wait, number, event))
         if not due:
@@ -74,14 +59,14 @@ def play(
             events.append(heappop(due)[2])
 
 
-def favourable(tasks: Sequence[Task], on: Sequence[Capacity]) -> Mapping[StageRunId, float]:
+def favourable(tasks: Sequence[scheduling.Task], on: Sequence[scheduling.Capacity]) -> Mapping[StageRunId, float]:
     """Return factors for task paths that shorten the run. Empty if none were found or the search was skipped.
 
     The search needs several GPUs and a plan that is long but not too large. It is deterministic.
     """
     if sum(len(node.gpus) for node in on) < 2 or not 0 < len(tasks) <= _TASKS // 10:
         return {}
-    scheduler = Scheduler(tasks, *on)
+    scheduler = scheduling.Scheduler(tasks, *on)
     least_s = scheduler.least_s
     shortest_s = play(tasks, scheduler)
     if shortest_s < _WORTH_S:
@@ -90,13 +75,13 @@ def favourable(tasks: Sequence[Task], on: Sequence[Capacity]) -> Mapping[StageRu
     for favour in _changes(tasks, min(_TRIES, _TASKS // len(tasks))):
         if shortest_s <= _NEAR * least_s:
             break
-        took_s = play(tasks, Scheduler(tasks, *on, favour=favour))
+        took_s = play(tasks, scheduling.Scheduler(tasks, *on, favour=favour))
         if took_s < shortest_s:
             best, shortest_s = favour, took_s
     return best
 
 
-def _changes(tasks: Sequence[Task], number: int) -> Iterator[Mapping[StageRunId, float]]:
+def _changes(tasks: Sequence[scheduling.Task], number: int) -> Iterator[Mapping[StageRunId, float]]:
     """Yield random factors, from small changes to any order; half of them put shared measurements last."""
     chance = random.Random(0)  # noqa: S311 - deterministic
     outer = [task for task in tasks if task.service is None]
@@ -110,8 +95,7 @@ def _changes(tasks: Sequence[Task], number: int) -> Iterator[Mapping[StageRunId,
 
 
 _MOST_SIMULATED: Final = 2_000
-"""Larger plans are not simulated: the schedule takes 1% to 4% longer than the bound of `least_s`, which is less than the
-error of the durations."""
+"""Larger plans are not simulated: the bound of `least_s` is 1% to 4% short, less than the error of the durations."""
 
 
 def capacity(machine: Machine) -> scheduling.Capacity:
@@ -151,13 +135,6 @@ def simulate(
     return play(known, scheduler) if len(known) <= _MOST_SIMULATED else scheduler.least_s
 
 
-def _service(plan: Plan, run: StageRun) -> StageRunId | None:
-    for up in run.inputs.values():
-        if plan.stage_runs[up].stage.scope is Scope.SERVICE:
-            return up
-    return None
-
-
 def tasks(
     plan: Plan,
     among: Collection[StageRunId],
@@ -174,32 +151,23 @@ def tasks(
         if run.id not in among:
             continue
         settings, resources = section(run), plan.resources(run)
-        service = run.stage.scope is Scope.SERVICE
-        memory = _memory(run, plan.machine, corrections) if service or limit else {}
+        needs = of_run(run, plan.machine, corrections) if run.stage.scope is Scope.SERVICE or limit else ()
+        memory, most = {need.resource: need.estimate for need in needs}, None
         if limit and HOST in memory and (slots := _slots(memory[HOST].value, *limit)) > resources.cpus:
             resources = replace(resources, cpus=slots)
+        if run.stage.scope is Scope.SERVICE and HOST in memory:
+            most = memory[HOST].most, memory[SHARED].most if SHARED in memory else 0
         yield scheduling.Task(
             id=run.id,
             needs=tuple(each for each in run.needs if each in among),
             scope=run.stage.scope,
-            service=_service(plan, run),
+            service=next((up for up in run.inputs.values() if plan.stage_runs[up].stage.scope is Scope.SERVICE), None),
             resources=resources,
             expected_s=takes(run),
             retries=run.stage.retries if settings.get("retries") is None else int(str(settings["retries"])),
             order=order[run.first_cell.id],
-            memory=_at_most(memory) if service else None,
+            memory=most,
         )
-
-
-def _memory(run: StageRun, machine: Machine, corrections: Corrections) -> dict[str, Estimate]:
-    """Return the known memory needs of a stage run by resource."""
-    return {need.resource: need.estimate for need in of_run(run, machine, corrections)}
-
-
-def _at_most(memory: Mapping[str, Estimate]) -> tuple[int, int] | None:
-    """Return the maximum host memory and /dev/shm. None if unknown."""
-    shared = memory.get(SHARED)
-    return (memory[HOST].most, 0 if shared is None else shared.most) if HOST in memory else None
 
 
 def _slots(host: int, cpus: int, memory: int) -> int:
@@ -212,7 +180,6 @@ def _slots(host: int, cpus: int, memory: int) -> int:
 
 
 def section(run: StageRun) -> Mapping[str, Json]:
-    """Return the settings section of a stage run's stage."""
     return run.first_cell.settings[section_name(run)]
 
 

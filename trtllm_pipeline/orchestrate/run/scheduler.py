@@ -62,8 +62,7 @@ LOST_RETRIES: Final = 3
 NODE_PATIENCE_S: Final = 600.0
 """Wait for a suitable node after the last one has gone."""
 _LATE: Final = 1.25
-"""A task is overdue after this multiple of its expected time. With a smaller factor, a slightly late task would cost the
-waiting one its place."""
+"""A task is overdue after this multiple of its expected time. A smaller one would cost the waiting task its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +213,6 @@ TRANSITIONS: Final[dict[StageStatus, frozenset[StageStatus]]] = {
 """All status changes. PENDING -> FAILED: needs more than the machine has. RUNNING -> PENDING: a retry. To UP_TO_DATE from
 RUNNING or ELSEWHERE: another invocation published it first."""
 ENDED: Final = frozenset(status for status, following in TRANSITIONS.items() if not following)
-"""Final statuses."""
 _AVAILABLE: Final = frozenset({_S.SUCCEEDED, _S.UP_TO_DATE})
 _NO_SHARE: Final = (0.0, 0.0, 0.0)
 
@@ -294,11 +292,6 @@ class _Reservation:
     start: float
     held: list[int]
     after: _TaskNode
-
-
-def _measures(node: _TaskNode) -> bool:
-    """Return True if it only runs alongside measurements."""
-    return node.task.resources.exclusive is Exclusive.GPU and not node.alone
 
 
 def _is_measurement(node: _TaskNode) -> bool:
@@ -431,7 +424,6 @@ class Scheduler:
 
     @property
     def finished(self) -> bool:
-        """True if every task has ended."""
         return not (self._counts[_S.PENDING] or self._counts[_S.RUNNING] or self._counts[_S.ELSEWHERE])
 
     @property
@@ -597,9 +589,10 @@ class Scheduler:
 
     def _count_work(self, nodes: Iterable[_TaskNode]) -> None:
         """Sum up the remaining work of these unfinished tasks."""
+        node_count = max(1, len(self.nodes))
         total = [sum(column) for column in zip(*self._capacity, strict=True)][1:4]
         self._shares = {
-            node: _share(node.task.resources, self._least_s(node), total, 1.0 / self._node_count if node.alone else 0.0)
+            node: _share(node.task.resources, self._least_s(node), total, 1.0 / node_count if node.alone else 0.0)
             for node in nodes
         }
         self._work = [math.fsum(column) for column in zip(*self._shares.values(), strict=True)]
@@ -804,10 +797,6 @@ class Scheduler:
         self._free.append(self._free_after(len(self._places) - 1, _NOTHING))
         self._free_gpus.append(list(range(len(node.gpus))))
 
-    @property
-    def _node_count(self) -> int:
-        return max(1, sum(size != _NOTHING for size in self._capacity))
-
     def _change_nodes(self, event: NodeGone | NodeCame) -> None:
         name = event.node if isinstance(event, NodeGone) else event.node.node
         number = next((number for number, each in enumerate(self._places) if each.node == name), None)
@@ -860,8 +849,8 @@ class Scheduler:
     def _demand(self, node: _TaskNode) -> _Demand:
         """Return the free amounts that `node` needs to start: the smallest sufficient node as a whole if it must be alone."""
         need = node.task.resources
-        work, measuring = (0, 1) if _measures(node) else (1, 0)
-        demand = (work, need.cpus, need.gpus, need.downloads, measuring)
+        measures = need.exclusive is Exclusive.GPU and not node.alone
+        demand = (int(not measures), need.cpus, need.gpus, need.downloads, int(measures))
         if node.alone:
             sizes = zip(self._capacity, self._places, strict=True)
             sufficient = (size for size, place in sizes if _fits(demand, size) and place.suits(need.accelerator))
@@ -910,7 +899,8 @@ class Scheduler:
                     waiting = entry, demand
                 heappop(heads)
                 continue
-            if reserved is None and waiting and waiting[0] < entry and self._is_critical(waiting[0][3]):
+            # Each second that a task waits delays the run if its path is as long as the remaining work.
+            if reserved is None and waiting and waiting[0] < entry and waiting[0][3].rank >= _whole_s(self._work):
                 reserved = self._reservation(waiting[1])
             end = self._now + node.duration
             place = self._place(demand, end, reserved)
@@ -988,13 +978,6 @@ class Scheduler:
             loading = (other for other in self._running if isinstance(other, _Service) and other is not service)
             return any(other.phase is _Phase.STARTING and other.node == service.node for other in loading)
         return _is_measurement(node) and self._has_neighbors(service)
-
-    def _is_critical(self, node: _TaskNode) -> bool:
-        """Return True if each second that `node` waits delays the run: its path is as long as the remaining work.
-
-        A favored path counts as critical sooner.
-        """
-        return node.rank >= _whole_s(self._work)
 
     def _reservation(self, head: _Demand) -> _Reservation | None:
         """Return where and when `head` can start first if running tasks end as expected."""

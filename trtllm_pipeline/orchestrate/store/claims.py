@@ -31,7 +31,7 @@ _LOOK_S: Final = 0.002
 
 
 class Claim:
-    """A held flock. `fd` may be inherited by child processes. `release` frees it for them as well."""
+    """A held flock, released at the end of a with block. Child processes may inherit `fd`, `release` frees it for them."""
 
     __slots__ = ("_remove", "fd", "path")
 
@@ -39,6 +39,12 @@ class Claim:
         self.fd = fd
         self.path = path
         self._remove = remove
+
+    def __enter__(self) -> None:
+        """It is held already."""
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def release(self) -> None:
         """Release the claim. May be called twice."""
@@ -251,7 +257,6 @@ class SharedEntry:
         self._parts: dict[tuple[Exclusive, Entry], int] = {}
 
     def __call__(self, exclusive: Exclusive) -> list[Claim] | None:
-        """See `Entry`."""
         return self._enter(exclusive, _enter)
 
     def beside_standing(self, exclusive: Exclusive) -> list[Claim] | None:
@@ -304,7 +309,6 @@ class LeaseWanted(NamedTuple):
     exclusive: Exclusive
     gpus: int
     among: frozenset[str]
-    """The acceptable GPUs."""
 
     def is_in_the_way_of(self, waiter: LeaseWanted) -> bool:
         """Return True if this request, if started first, might delay the other one."""

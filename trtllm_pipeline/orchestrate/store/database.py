@@ -71,10 +71,7 @@ _BROKEN: Final = (sqlite3.Error, DamagedError, UnicodeDecodeError)
 
 
 class Database(ABC):
-    """One connection to `path`. Raises StateError if the file cannot be used.
-
-    A damaged file can be opened, for `remake`: `run` raises the StateError.
-    """
+    """One connection to `path`. Raises StateError if it cannot be used; for damage, only `run` does, for `remake`."""
 
     SCHEMA: ClassVar[int]
     """The release of the tables."""
@@ -130,10 +127,7 @@ class Database(ABC):
             raise self._explained(error) from error
 
     def remake(self) -> str:
-        """Rebuild the file, keeping the rows of a sound one. Returns a description of what is lost.
-
-        Raises StateError while other processes have it open.
-        """
+        """Rebuild the file, keeping sound rows. Describes what is lost. Raises StateError while others have it open."""
         self._shut()
         if not self._wait_for_lock(fcntl.LOCK_EX, _REPAIR_PATIENCE_S):
             self._open()

@@ -25,26 +25,7 @@ from trtllm_pipeline.tensorrt import OUT
 
 HISTORY: Final = "history.jsonl"
 
-_TABLES: Final = (
-    """CREATE TABLE artifacts (
-  fingerprint TEXT PRIMARY KEY, stage TEXT NOT NULL, label TEXT NOT NULL, files TEXT NOT NULL,
-  manifest_bytes INTEGER NOT NULL, size_bytes INTEGER NOT NULL, duration_s REAL NOT NULL, key TEXT NOT NULL,
-  published_s REAL NOT NULL) WITHOUT ROWID""",
-    """CREATE TABLE attempts (
-  id INTEGER PRIMARY KEY, run TEXT NOT NULL, stage TEXT NOT NULL, fingerprint TEXT NOT NULL, number INTEGER NOT NULL,
-  started_s REAL NOT NULL, folder TEXT NOT NULL, ended_s REAL, outcome TEXT, failure TEXT, message TEXT, hint TEXT)""",
-    "CREATE INDEX attempts_by_fingerprint ON attempts (fingerprint)",
-    """CREATE TABLE runs (
-  number INTEGER PRIMARY KEY, run TEXT NOT NULL UNIQUE, matrix TEXT NOT NULL, command TEXT NOT NULL,
-  started_s REAL NOT NULL, ended_s REAL, exit_code INTEGER)""",
-    """CREATE TABLE latest (
-  cell TEXT NOT NULL, stage TEXT NOT NULL, fingerprint TEXT NOT NULL, key TEXT, PRIMARY KEY (cell, stage)) WITHOUT ROWID""",
-    """CREATE TABLE peaks (
-  attempt INTEGER PRIMARY KEY, label TEXT NOT NULL, system TEXT NOT NULL, expected TEXT NOT NULL, taken TEXT NOT NULL)""",
-    "CREATE TABLE infeasible (fingerprint TEXT PRIMARY KEY, reason TEXT NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE pins (request TEXT PRIMARY KEY, pinned TEXT NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE digests (path TEXT PRIMARY KEY, stamp TEXT NOT NULL, digest TEXT NOT NULL) WITHOUT ROWID",
-)
+_TABLES: Final = tuple(Path(__file__).with_name("schema.sql").read_text(encoding="utf-8").split(";\n")[:-1])
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     **dict.fromkeys(("fingerprint", "stage", "label", "files", "run", "folder", "matrix", "command"), (str,)),
     **dict.fromkeys(("cell", "reason", "request", "pinned", "path", "stamp", "digest"), (str,)),
@@ -101,7 +82,6 @@ class Artifact:
     label: str
     files: tuple[tuple[str, int], ...]
     manifest_bytes: int = field(compare=False)
-    """Size of the manifest file."""
     size_bytes: int
     duration_s: float
     published_s: float = field(compare=False)
@@ -171,9 +151,7 @@ class History:
         self.path = path
 
     def append(self, events: Iterable[Event]) -> None:
-        """Append `events` in one write unless the kernel cuts it short. After an OSError, a first part of them may be in the
-        file. Readers skip an incomplete last line.
-        """
+        """Append `events`, in one write if the kernel allows. After an OSError, a part may be in the file."""
         texts = [_encode([name, *values]).encode() for name, values in events]
         # The newline comes first: after a short write, the next event still starts a line.
         data = b"".join(b"\n%08x %b" % (zlib.crc32(text), text) for text in texts)
@@ -485,7 +463,6 @@ class Index(Database):
     # runs
 
     def begin_run(self, run: str, matrix: str, command: tuple[str, ...]) -> None:
-        """Record that a run starts."""
         self._runs[run] = self._insert("runs", (run, matrix, json.dumps(command), time.time(), None, None))
 
     def end_run(self, run: str, exit_code: int) -> None:
@@ -521,7 +498,6 @@ class Index(Database):
     # cached results
 
     def add_infeasible(self, fingerprint: Fingerprint, reason: str) -> None:
-        """Record these inputs as infeasible."""
         self._change(("infeasible", (fingerprint, reason)))
 
     def forget_infeasible(self) -> int:
@@ -529,7 +505,6 @@ class Index(Database):
         return self._change(("no infeasible", ()))
 
     def infeasible(self) -> dict[Fingerprint, str]:
-        """Return all infeasible inputs with reasons."""
         return dict(self._rows("SELECT fingerprint, reason FROM infeasible"))
 
     def pin(self, request: str) -> Mapping[str, Json] | None:
@@ -538,7 +513,6 @@ class Index(Database):
         return pins[0] if pins else None
 
     def set_pin(self, request: str, pinned: Mapping[str, Json]) -> None:
-        """Record the pin of a model request."""
         self._change(("pins", (request, json.dumps(pinned))))
 
     def forget_pins(self) -> int:
@@ -548,9 +522,8 @@ class Index(Database):
     def digest(self, path: Path) -> str:
         """Return the BLAKE3 of a file's content, which is read again only if the file's stamp has changed. Raises OSError."""
         name = str(path.absolute())
-        key = name.encode(
-            errors="backslashreplace"
-        ).decode()  # file names may be invalid text, which SQLite does not accept
+        # File names may be invalid text, which SQLite does not accept.
+        key = name.encode(errors="backslashreplace").decode()
         known = self._rows("SELECT stamp, digest FROM digests WHERE path = ?", (key,))
         if known and known[0][0] == digest.stamp(name):
             return str(known[0][1])

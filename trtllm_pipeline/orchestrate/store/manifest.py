@@ -97,10 +97,7 @@ class Manifest:
 
 
 def inputs(manifest: Manifest) -> dict[str, Fingerprint]:
-    """Return the fingerprints of an artifact's inputs by name.
-
-    If only some files of an input were read, the key has the digest of these instead.
-    """
+    """Fingerprints of an artifact's inputs by name, also of those of which its key only has some files' digest."""
     made_from = manifest.provenance.get("made_from")
     named = json.loads(manifest.key).get("inputs", {})
     fingerprints = {**named, **(made_from if isinstance(made_from, dict) else {})}
@@ -278,7 +275,6 @@ class Discrepancy:
     message: str
 
     def __str__(self) -> str:
-        """Return one readable line."""
         where = f"{self.stage} {self.fingerprint}"
         return f"{where}: {self.path}: {self.message}" if self.path else f"{where}: {self.message}"
 

@@ -99,7 +99,6 @@ class ArtifactTransfer:
     """Content of its manifest."""
     state: State
     transfer_bytes: int = 0
-    """Bytes to transfer."""
     message: str | None = None
     """Why it was refused."""
 
@@ -255,8 +254,7 @@ class Remote:
     def is_sound(self, name: str, sealed: Manifest) -> bool:
         """Return True if all files of an artifact are in `name`. Reads all of them."""
         try:
-            for _ in self._each(lambda item: self._receive(f"{name}/{item[0]}", item[1]), _files(sealed)):
-                pass
+            self._each(lambda item: self._receive(f"{name}/{item[0]}", item[1]), sealed)
         except NotTransferableError:
             return False
         return True
@@ -296,8 +294,7 @@ class Remote:
             self._put(f"{name}/{path}", lambda target: self._fs.put_file(str(folder / path), target, callback=callback))
             report(entry.size - reported)
 
-        for _ in self._each(send, _files(sealed), progress):
-            pass
+        self._each(send, sealed, progress)
 
     def write(self, name: str, content: bytes) -> None:
         """Write a small file. Raises RemoteError."""
@@ -376,8 +373,7 @@ class Remote:
                 if path.startswith(f"{OUT}/"):
                     os.fchmod(file.fileno(), os.fstat(file.fileno()).st_mode & ~0o222)
 
-        for _ in self._each(fetch, _files(sealed), progress):
-            pass
+        self._each(fetch, sealed, progress)
         # Links come after all files, so no file is written through one.
         (folder / OUT).mkdir(parents=True, exist_ok=True)
         for entry in sealed.files:
@@ -406,8 +402,14 @@ class Remote:
         if left or digest.hexdigest() != entry.digest:
             raise NotTransferableError(f"{name} is damaged there: it does not match its digest")
 
-    def _each(self, function: Callable[[T], R], items: Iterable[T], progress: Progress | None = None) -> Iterator[R]:
-        return _each(self._files, function, items, None, progress)
+    def _each(
+        self, function: Callable[[tuple[str, FileEntry]], None], sealed: Manifest, progress: Progress | None = None
+    ) -> None:
+        """Call `function` with path and entry of each file in an artifact's directory, without links."""
+        files = [(f"{OUT}/{entry.path}", entry) for entry in sealed.files if entry.link is None]
+        files += [(entry.path, entry) for entry in sealed.records]
+        for _ in _each(self._files, function, files, None, progress):
+            pass
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -516,12 +518,6 @@ def _contents(place: str, content: bytes) -> str:
     return f"{place}/{blake3(content).hexdigest()}"
 
 
-def _files(sealed: Manifest) -> list[tuple[str, FileEntry]]:
-    """Return the files in an artifact's directory by path, without links."""
-    files = [(f"{OUT}/{entry.path}", entry) for entry in sealed.files if entry.link is None]
-    return files + [(entry.path, entry) for entry in sealed.records]
-
-
 def _each(
     pool: ThreadPoolExecutor,
     function: Callable[[T], R],
@@ -574,7 +570,7 @@ def _compare_to_push(store: Store, remote: Remote, place: ArtifactKey) -> Artifa
 
 
 def _size(sealed: Manifest) -> int:
-    return sum(entry.size for _, entry in _files(sealed))
+    return sum(entry.size for entry in (*sealed.files, *sealed.records))
 
 
 def _read_manifest(remote: Remote, place: ArtifactKey) -> ArtifactTransfer:
@@ -692,10 +688,8 @@ def pull(
         if claim is None:
             yield replace(each, state="busy")
             continue
-        try:
+        with claim:
             pulled = _pulled(store, remote, each, judge, progress)
-        finally:
-            claim.release()
         yield pulled
 
 

@@ -358,10 +358,8 @@ class Store:
             (temporary / manifest.ENVELOPE).replace(folder / manifest.ENVELOPE)
             temporary.rmdir()
 
-        try:
+        with claim:
             yield write
-        finally:
-            claim.release()
 
     def fail(self, attempt: Attempt, outcome: str, error: StageError | None) -> None:
         """Record a failed attempt. Its directory stays for the log until the next attempt."""
@@ -452,12 +450,10 @@ class Store:
                 hint="try again when it has ended; pipeline status shows running stages",
             )
         removed: list[Artifact] = []
-        try:
+        with alone:
             artifacts = unused()
             for start in range(0, len(artifacts), _AT_ONCE):
                 removed += self._remove(artifacts[start : start + _AT_ONCE])
-        finally:
-            alone.release()
         return removed
 
     def _remove(self, artifacts: Sequence[Artifact]) -> list[Artifact]:
@@ -484,10 +480,8 @@ class Store:
                 f"{self.workspace}: another process is removing unused artifacts (pipeline store prune)",
                 hint="try again in a moment",
             )
-        try:
+        with shared:
             yield
-        finally:
-            shared.release()
 
     def sweep(self) -> list[Path]:
         """Remove leftovers of killed pipelines from `work/`, except failed attempts with logs. Returns the removed directories."""
@@ -500,22 +494,13 @@ class Store:
             if not (self.work_dir / name.removesuffix(CLUSTER)).is_dir():
                 shutil.rmtree(self.work_dir / name, ignore_errors=True)
         removed = []
-        for folder, claim in self._left():
+        for folder in self.left():
             shutil.rmtree(folder, ignore_errors=True)
-            claim.release()
             removed.append(folder)
         return removed
 
-    def left(self) -> list[Path]:
-        """Return the directories that `sweep` would remove."""
-        folders = []
-        for folder, claim in self._left():
-            claim.release()
-            folders.append(folder)
-        return folders
-
-    def _left(self) -> Iterator[tuple[Path, claims.Claim]]:
-        """Yield abandoned attempts, each with a claim on it."""
+    def left(self) -> Iterator[Path]:
+        """Yield the abandoned attempts, which `sweep` removes. Each is claimed until the next one is requested."""
         # Other files are not ours: the given directory may not be a workspace.
         folders = [name for name in _names(self.work_dir) if _ATTEMPT.fullmatch(name)]
         latest = self.index.attempts({Fingerprint(name.split(".")[0]) for name in folders})
@@ -525,16 +510,15 @@ class Store:
                 continue
             if _is_log(latest.get(fingerprint), name) or (claim := self.claim(fingerprint)) is None:
                 continue
-            if _is_log(self.index.attempts([fingerprint]).get(fingerprint), name):  # it has failed meanwhile
-                claim.release()
-            else:
-                yield self.work_dir / name, claim
+            with claim:  # it may have failed meanwhile
+                if not _is_log(self.index.attempts([fingerprint]).get(fingerprint), name):
+                    yield self.work_dir / name
 
     def stale(self) -> list[Path]:
         """Return partial downloads that have not been written to for a long time."""
         oldest_s = time.time() - _STALE_AFTER_S
         partial = (each for each in (self.work_dir / "partial").glob("*") if each.is_dir())
-        return [each for each in partial if _newest_s(each) < oldest_s]
+        return [each for each in partial if max(path.lstat().st_mtime for path in (each, *each.rglob("*"))) < oldest_s]
 
     def remove_stale(self, folders: Iterable[Path]) -> None:
         """Remove some of these, except those in use by a process."""
@@ -582,11 +566,6 @@ def _inspected(folder: Path, *, contents: bool) -> tuple[Discrepancy, ...] | Non
 
 def _damage(findings: tuple[Discrepancy, ...]) -> Discrepancy | None:
     return next((each for each in findings if each.kind is Kind.DAMAGED), None)
-
-
-def _newest_s(folder: Path) -> float:
-    """Return the newest modification time below `folder`."""
-    return max((path.lstat().st_mtime for path in (folder, *folder.rglob("*"))), default=0.0)
 
 
 def _manifest_bytes(folder: str | Path) -> int:

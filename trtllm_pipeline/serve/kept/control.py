@@ -392,9 +392,8 @@ def _recorded(server: KeptServer) -> KeptServer:
     """A stopped server whose keeper could not record it: it was signaled too early, or killed."""
     record = server.record
     if record is not None and record.state.alive and (lock := servers.take(server.folder)):
-        with suppress(OSError):  # a full disk does not prevent a stop
+        with lock, suppress(OSError):  # a full disk does not prevent a stop
             servers.changed(record, State.STOPPED, STOPPED_REASON, None, time.time()).write(server.folder)
-        lock.release()
     return servers.look(server.folder)
 
 
@@ -477,12 +476,11 @@ def remove(server: KeptServer) -> None:
         raise UsageError(f"server {server.name} is being restarted, and was not removed", hint="pipeline serve ps")
     removed = parent / f".{server.name}-{os.getpid()}"  # so that a partly removed one is never visible under its name
     try:
-        folder.rename(removed)
-        shutil.rmtree(removed)
+        with lock:
+            folder.rename(removed)
+            shutil.rmtree(removed)
     except OSError as error:
         raise StateError(f"{folder} cannot be removed: {error.strerror or error}") from error
-    finally:
-        lock.release()
     with suppress(OSError):
         write_targets(parent.parent)
     with suppress(OSError):

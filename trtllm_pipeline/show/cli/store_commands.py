@@ -162,7 +162,7 @@ def prune(
     store = options.known_store(workspace)
     roots = needed.roots(store)
     sorted_out = unused.sort_out(store, roots)
-    attempts, stale = store.left(), store.stale()
+    attempts, stale = list(store.left()), store.stale()
     takes = {folder: disk.folder_bytes(folder) for folder in (*attempts, *stale)}
     removed: Sequence[Artifact] = sorted_out.unused
     if not dry_run:

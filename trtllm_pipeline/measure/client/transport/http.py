@@ -19,9 +19,7 @@ from trtllm_pipeline.measure.client.transport import ProtocolError
 from trtllm_pipeline.measure.client.transport.timestamped_socket import MAX_MESSAGE_BYTES, Arrived, TimestampedSocket
 
 MAX_HEAD_BYTES: Final = 1 << 16
-"""Limit for everything except the body: the header including the interim responses before it, chunk sizes, and the
-trailer.
-"""
+"""Limit for everything except the body: the header with earlier interim responses, chunk sizes, and the trailer."""
 MAX_FIELDS: Final = 256
 
 
@@ -82,7 +80,6 @@ class Parser:
                 raise HttpError(f"the response {place} exceeds {MAX_HEAD_BYTES} bytes")
 
     def end(self, reason: str) -> None:
-        """The connection is closed."""
         if self._to_the_end:
             self.complete = True
         elif not self.complete:
@@ -96,7 +93,6 @@ class Parser:
         self.keep_alive = self.keep_alive and not self.complete
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One field of the header or the trailer."""
         self._count += 1
         if self._count > MAX_FIELDS:
             raise HttpError(f"the response has more than {MAX_FIELDS} header fields")
@@ -184,7 +180,6 @@ class Connection:
             self._socket.pause()
 
     def resume(self) -> None:
-        """Resume reading."""
         if self._socket is not None:
             self._socket.resume()
 

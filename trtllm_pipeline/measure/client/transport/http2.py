@@ -456,10 +456,7 @@ def _status(trailers: dict[str, str]) -> str | None:
 
 
 async def unary(call: GrpcCall, path: str, data: bytes) -> tuple[int, bytes]:
-    """Send one message to `path` on an open connection. Returns arrival time and response.
-
-    Raises Http2Error with the status if there is no response.
-    """
+    """Send one message to `path` on an open connection. Returns arrival time and response. Raises Http2Error."""
     call.start(path)
     done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
     answers: list[tuple[int, bytes]] = []

@@ -27,9 +27,7 @@ _MAX_AGE_NS: Final = 10_000_000_000
 _SAME_MOMENT_NS: Final = 5_000
 
 MAX_MESSAGE_BYTES: Final = 1 << 24
-"""Limit for anything that is parsed as a whole in any protocol: an event, a message, a body. Text of this size is
-parsed in less than a second.
-"""
+"""Limit for anything that is parsed as a whole in any protocol. Text of this size is parsed in less than a second."""
 MAX_STREAM_BYTES: Final = 1 << 30
 """Limit for a response that is passed on in parts."""
 MAX_UNSENT_BYTES: Final = 1 << 26
@@ -117,15 +115,11 @@ class TimestampedSocket:
         raise OSError(f"cannot resolve {host}")
 
     def mark_request(self) -> None:
-        """Call before sending a request: responses never get an older time, even if the kernel's timestamp clock is
-        changed.
-        """
+        """Call before sending a request: responses never get an older time, even if the kernel's clock is changed."""
         self._latest_ns = max(self._latest_ns, time.monotonic_ns())
 
     def write(self, data: bytes) -> None:
-        """Send as much as the kernel accepts now, and the rest as soon as possible. `ended` reports a broken
-        connection.
-        """
+        """Send as much as the kernel accepts now, and the rest when possible. `ended` reports a broken connection."""
         if len(self._unsent) + len(data) > MAX_UNSENT_BYTES:
             self._end(f"the server does not read from the connection; {len(self._unsent)} bytes are waiting")
             return
@@ -142,7 +136,6 @@ class TimestampedSocket:
             self._loop.remove_reader(self._sock)
 
     def resume(self) -> None:
-        """Resume reading."""
         if self.open:
             self._loop.add_reader(self._sock, self._readable)
 
