@@ -276,6 +276,7 @@ class Runtime:
         """JSON schemas that llama.cpp can follow."""
 
     def check(self, input_tokens: int, output_tokens: int, sampling: Sampling) -> None:
+        """Raise RequestError for a request that cannot be served."""
         self.limits.check(input_tokens, output_tokens)
         _check(sampling)
 
@@ -487,6 +488,7 @@ def _ends_with_any(tokens: Sequence[int], token: int, words: Sequence[Sequence[i
 
 
 def _check(sampling: Sampling) -> None:
+    """Raise RequestError for values outside their range."""
     for name, valid, expected in (
         ("temperature", 0 <= sampling.temperature < math.inf, "a number of at least 0"),
         ("top_k", sampling.top_k >= 0, "at least 0"),
