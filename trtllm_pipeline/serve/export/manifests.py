@@ -121,16 +121,16 @@ def _render(name: str, deployment: Deployment, folder: Path, *, target: str | No
     }
 
     def part(name: str, **more: Any) -> str:
-        return _environment().get_template(f"{name}.yaml.j2").render({**known, "part": part, **more}).rstrip("\n")
+        return templates().get_template(f"{name}.yaml.j2").render({**known, "part": part, **more}).rstrip("\n")
 
-    text = _environment().get_template(f"{name}.j2").render({**known, "part": part})
+    text = templates().get_template(f"{name}.j2").render({**known, "part": part})
     # A part that is empty for this cell leaves blank lines.
     lines = [line.rstrip() for line in text.splitlines() if line.strip() or not line]
     (folder / (target or name)).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 @lru_cache(maxsize=1)
-def _environment() -> Environment:
+def templates() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     # YAML is not HTML: `yaml` quotes inserted values.
