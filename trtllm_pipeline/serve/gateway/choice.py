@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from trtllm_pipeline.measure import session
 from trtllm_pipeline.serve.gateway.api_error import ApiError
-from trtllm_pipeline.serve.gateway.dialects import CallArguments, CallStart, Content, Delta, Reasoning
+from trtllm_pipeline.serve.gateway.dialects import AnswerParser, CallArguments, CallStart, Content, Delta, Reasoning
 from trtllm_pipeline.serve.gateway.stops import StopWords
-
-if TYPE_CHECKING:
-    from trtllm_pipeline.serve.gateway.dialects import AnswerParser
 
 CUT: Final = "\ufffd"
 """Part of a character."""

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from trtllm_pipeline.serve.gateway.api_error import ApiError
 from trtllm_pipeline.serve.gateway.choice import Choice
 from trtllm_pipeline.serve.gateway.dialects import Content
+from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
 from trtllm_pipeline.serve.gateway.openai_answers import Answers, TokenUsage, failed_event
 from trtllm_pipeline.serve.gateway.openai_backend import Passed
+from trtllm_pipeline.serve.gateway.parsed_request import ParsedRequest
+from trtllm_pipeline.serve.gateway.prometheus_metrics import RequestMetrics
 from trtllm_pipeline.serve.gateway.responses_answers import ResponseAnswers
+from trtllm_pipeline.serve.gateway.triton_backend import PreparedPrompt
 from trtllm_pipeline.tensorrt import params
-
-if TYPE_CHECKING:
-    from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
-    from trtllm_pipeline.serve.gateway.parsed_request import ParsedRequest
-    from trtllm_pipeline.serve.gateway.prometheus_metrics import RequestMetrics
-    from trtllm_pipeline.serve.gateway.triton_backend import PreparedPrompt
 
 
 class _Waking:

@@ -7,15 +7,13 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from json.encoder import encode_basestring_ascii as quoted
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from trtllm_pipeline.serve.gateway.api_error import ApiError
 from trtllm_pipeline.serve.gateway.choice import CUT, Choice, Token
 from trtllm_pipeline.serve.gateway.dialects import CallArguments, CallStart, Content, Delta, Reasoning
+from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
 from trtllm_pipeline.serve.gateway.parsed_request import ParsedRequest
-
-if TYPE_CHECKING:
-    from trtllm_pipeline.serve.gateway.api_error import ApiError
-    from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
 
 DONE: Final = b"data: [DONE]\n\n"
 

@@ -9,18 +9,15 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from trtllm_pipeline.measure import fields, http, timestamped_socket, urls
+from trtllm_pipeline.measure import Service, fields, http, session, timestamped_socket, urls
+from trtllm_pipeline.orchestrate import GatewayParams
 from trtllm_pipeline.serve.gateway.api_error import ApiError, unavailable
+from trtllm_pipeline.serve.gateway.gateway_config import OfferedModel
 from trtllm_pipeline.serve.gateway.parsed_request import PATHS, Endpoint
 from trtllm_pipeline.serve.gateway.passing import AnswerCheck, StreamCutter, check_of
 from trtllm_pipeline.tensorrt import server_requests
-
-if TYPE_CHECKING:
-    from trtllm_pipeline.measure import Service, session
-    from trtllm_pipeline.orchestrate import GatewayParams
-    from trtllm_pipeline.serve.gateway.gateway_config import OfferedModel
 
 IDLE_S: Final = 4.0
 """Servers close idle connections after some time, uvicorn after 5 s."""

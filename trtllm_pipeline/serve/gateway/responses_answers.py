@@ -6,16 +6,14 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from trtllm_pipeline.serve.gateway.api_error import ApiError
+from trtllm_pipeline.serve.gateway.choice import Choice, Token
 from trtllm_pipeline.serve.gateway.dialects import CallArguments, CallStart, Content, Delta, Reasoning
+from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
 from trtllm_pipeline.serve.gateway.openai_answers import Answers, TokenUsage, named_log_probs
-
-if TYPE_CHECKING:
-    from trtllm_pipeline.serve.gateway.api_error import ApiError
-    from trtllm_pipeline.serve.gateway.choice import Choice, Token
-    from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
-    from trtllm_pipeline.serve.gateway.parsed_request import ParsedRequest
+from trtllm_pipeline.serve.gateway.parsed_request import ParsedRequest
 
 _TEXT: Final = {Content: ("message", "msg", "output_text"), Reasoning: ("reasoning", "rs", "reasoning_text")}
 """Kind of text -> type of its item, prefix of the item's id, type of its part."""

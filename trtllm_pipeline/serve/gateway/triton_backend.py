@@ -14,24 +14,26 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from trtllm_pipeline.base import FailureClass, ServerError, StageError
 from trtllm_pipeline.measure import GenerationRequest, ProtocolError, Service, Session, fields, session, triton
 from trtllm_pipeline.models import Engine, model_names
+from trtllm_pipeline.orchestrate import GatewayParams
 from trtllm_pipeline.serve.gateway.api_error import CONTEXT_LENGTH, ApiError, bad, unavailable
 from trtllm_pipeline.serve.gateway.choice import Choice
-from trtllm_pipeline.serve.gateway.dialects import DialectError, Turn, dialect_for, special_markers
-from trtllm_pipeline.serve.gateway.gateway_config import OF_TRITON
-from trtllm_pipeline.serve.gateway.model_texts import PromptTokens
+from trtllm_pipeline.serve.gateway.dialects import (
+    AnswerParser,
+    Dialect,
+    DialectError,
+    Turn,
+    dialect_for,
+    special_markers,
+)
+from trtllm_pipeline.serve.gateway.gateway_config import OF_TRITON, OfferedModel
+from trtllm_pipeline.serve.gateway.model_texts import ModelTexts, PromptTokens
 from trtllm_pipeline.serve.gateway.parsed_request import Guide, ParsedRequest
 from trtllm_pipeline.tensorrt import server_requests
-
-if TYPE_CHECKING:
-    from trtllm_pipeline.orchestrate import GatewayParams
-    from trtllm_pipeline.serve.gateway.dialects import AnswerParser, Dialect
-    from trtllm_pipeline.serve.gateway.gateway_config import OfferedModel
-    from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
 
 CONNECT_S: Final = 5.0
 IDLE_S: Final = 15.0

@@ -8,17 +8,14 @@ from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from trtllm_pipeline.base import Json, Machine, PlanError, StateError, UsageError, read_object, user_files
 from trtllm_pipeline.models import Engine, EngineError, model_config, model_names, referenced_paths
-from trtllm_pipeline.orchestrate import manifest, served_cell
-from trtllm_pipeline.tensorrt import OUT, Stage, StageContext, companions
+from trtllm_pipeline.orchestrate import Artifact, Request, Store, manifest, served_cell
+from trtllm_pipeline.tensorrt import OUT, SERVE_FILE, Stage, StageContext, companions, run_program, serve_command
 from trtllm_pipeline.tensorrt import catalog as toolchains
 from trtllm_pipeline.tensorrt import params as stage_params
-
-if TYPE_CHECKING:
-    from trtllm_pipeline.orchestrate import Artifact, Request, Store
 
 _EMBEDDED_WEIGHTS: Final = "model.gguf"
 _EXPECTED: Final = (
@@ -71,7 +68,6 @@ def require_text(inputs: Mapping[str, Path]) -> None:
 
 
 def _referenced(repository: Path) -> tuple[Path, ...]:
-    from trtllm_pipeline.tensorrt import SERVE_FILE, serve_command
 
     command = serve_command(repository) if (repository / SERVE_FILE).is_file() else []
     return referenced_paths.folders(repository, command)
@@ -128,8 +124,6 @@ def of_folder(folder: Path, model_folder: Path | None, machine: Machine) -> Serv
     """The target for a directory. Raises UsageError for one that cannot be served, PlanError if the machine lacks a
     requirement.
     """
-    from trtllm_pipeline.tensorrt import SERVE_FILE
-
     folder = folder.absolute()
     if not (folder / "config.json").is_file() and (folder / OUT).is_dir():
         folder /= OUT  # an artifact's directory
@@ -151,7 +145,6 @@ def of_folder(folder: Path, model_folder: Path | None, machine: Machine) -> Serv
 
 
 def _of_serve_file(folder: Path, model_folder: Path | None, machine: Machine) -> ServeTarget:
-    from trtllm_pipeline.tensorrt import serve_command
 
     words = serve_command(folder)
     paths = [Path(word) for word in words if word.startswith("/") and Path(word).is_dir()]
@@ -292,7 +285,6 @@ def write_repository(target: ServeTarget, out: Path) -> Path:
         return target.inputs["repository"]
     if "repository" not in target.launch.inputs:
         return out
-    from trtllm_pipeline.tensorrt import run_program
 
     stage = toolchains.load(target.toolchain).stage("repository")
     engine = Engine.read(target.inputs["engine"])
