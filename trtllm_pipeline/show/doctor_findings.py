@@ -62,7 +62,6 @@ class MachineCheck:
 
     @property
     def group(self) -> str:
-        """First part of the id."""
         return self.id.partition(".")[0]
 
     @property
@@ -130,7 +129,6 @@ def examine_assumed(machine: Machine) -> tuple[MachineCheck, ...]:
 
 
 def judge(machine: Machine) -> tuple[Verdict, ...]:
-    """Verdicts on all toolchains, preferred first."""
     verdicts = []
     for name in toolchains.names():
         try:
@@ -173,7 +171,6 @@ class MarkedLine:
     gray: bool = False
 
     def mark(self, *, ascii_only: bool) -> tuple[str, str]:
-        """The mark before the text, and its style."""
         if self.status is None:
             return "", ""
         symbol, plain, style = _LOOKS[self.status, self.gray]
@@ -192,7 +189,6 @@ class Examination:
 
     @property
     def assume(self) -> str:
-        """The machine as a line for `--assume`."""
         return assume.describe(self.machine)
 
     @property
@@ -202,7 +198,6 @@ class Examination:
         return 0 if any(verdict.missing is None for verdict in wanted) else 3
 
     def lines(self) -> Iterator[MarkedLine]:
-        """All findings as text, the verdict first."""
         usable = [verdict for verdict in self.verdicts if verdict.missing is None]
         wanted = [each for each in self.verdicts if each.name == self.toolchain] or usable[:1] or self.verdicts
         names = {each.name for each in wanted}

@@ -114,7 +114,6 @@ def write_sums(folder: Path) -> None:
 
 
 def files(folder: Path) -> list[str]:
-    """Every file below `folder`, by its relative path, sorted."""
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 

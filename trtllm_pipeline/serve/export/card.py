@@ -75,7 +75,6 @@ def ask(deployment: Deployment, address: str) -> str:
 
 
 def _metadata(deployment: Deployment) -> dict[str, Any]:
-    """The metadata that a hub reads from the card."""
     precision, stated = deployment.served.cell.precision, _license(deployment)
     known = _HUB_LICENSES.get(stated)
     metadata: dict[str, Any] = {"license": known or "other"}
@@ -135,7 +134,6 @@ def _tenths(value: float | None) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text without Markdown syntax."""
     return re.sub(r"([\\`*_{}\[\]<>#|])", r"\\\1", text.replace("\n", " "))
 
 

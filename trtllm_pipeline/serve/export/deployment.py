@@ -71,12 +71,10 @@ class Deployment:
 
     @property
     def sees(self) -> bool:
-        """True if each request to it includes an image."""
         return catalog.VISUAL in self.served.launch.inputs
 
     @property
     def nodes(self) -> int:
-        """Hosts that its ranks need."""
         return max(1, -(-self.world_size // self.gpus_per_node))
 
     @property
@@ -124,7 +122,6 @@ class Deployment:
 
     @property
     def images(self) -> list[str]:
-        """Images of its containers."""
         return list(dict.fromkeys([self.image, *([self.gateway_image] if self.openai else [])]))
 
     @property
@@ -134,7 +131,6 @@ class Deployment:
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels of every object."""
         labels = {
             "name": "triton" if self.kind != "trtllm_serve" else "trtllm-serve",
             "instance": self.name,
@@ -161,7 +157,6 @@ class Deployment:
 
     @property
     def memory(self) -> str:
-        """`memory_bytes` in Kubernetes notation."""
         return f"{math.ceil(self.memory_bytes / _GIB)}Gi"
 
     @property

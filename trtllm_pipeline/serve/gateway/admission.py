@@ -60,7 +60,6 @@ class Admission:
             self._admit()  # now: the time of the request behind it may be over as well
 
     def leave(self, count: int = 1) -> None:
-        """Release places."""
         self.taken -= count
         self._admit()
 

@@ -40,7 +40,6 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Header fields of the response."""
         fields = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
         if self.status == 401:
             fields["WWW-Authenticate"] = "Bearer"

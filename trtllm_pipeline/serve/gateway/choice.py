@@ -87,11 +87,9 @@ class Choice(session.Answer):
 
     @property
     def raw(self) -> str:
-        """All text from the server."""
         return "".join(self._raw)
 
     def received(self, now_ns: int, text: str, tokens: int | None, *, reasoning: bool = False) -> None:  # noqa: ARG002
-        """Process one response of the server."""
         if self.finish is not None:
             return
         if self.first_event_ns is None:
@@ -171,7 +169,6 @@ class Choice(session.Answer):
         self._changed(self, 0, output)
 
     def fail(self, failure: ApiError) -> None:
-        """Mark it as failed. Earlier output is kept."""
         if self.finish is None:
             self.finish, self.failure = "error", failure
             self._changed(self, 0, False)

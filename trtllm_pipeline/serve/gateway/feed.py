@@ -46,13 +46,11 @@ class _Waking:
         self._new = False
 
     def leave(self) -> None:
-        """The client has disconnected: end the tasks that fill it."""
         self.gone = True
         self.cancel()
         self.changed()
 
     def cancel(self) -> None:
-        """End the tasks that fill it."""
         for task in self.tasks:
             task.cancel()
 
@@ -76,22 +74,18 @@ class PassedFeed(_Waking):
 
     @property
     def failure(self) -> ApiError | None:
-        """The reason why it is incomplete."""
         return self.passed.failure
 
     @property
     def over(self) -> bool:
-        """True if no more events come."""
         return self.passed.over
 
     def take(self) -> bytes:
-        """The events that are ready to be sent. A response that is not streamed is sent when it is complete."""
         if not self.stream and (not self.passed.over or self.failure is not None):
             return b""
         return self.passed.take()
 
     def fail(self, failure: ApiError) -> None:
-        """Stop and mark it as failed."""
         self.passed.end(failure)
         self.cancel()
 
@@ -126,7 +120,6 @@ class ChoicesFeed(_Waking):
         self._ended = False
 
     def arrived(self, choice: Choice, tokens: int, output: bool) -> None:
-        """A choice has changed."""
         self._metrics.tokens(tokens)
         if output:
             self._metrics.output(choice.index)
@@ -139,12 +132,10 @@ class ChoicesFeed(_Waking):
 
     @property
     def failure(self) -> ApiError | None:
-        """The failure of the first failed choice."""
         return next((choice.failure for choice in self.choices if choice.failure is not None), None)
 
     @property
     def over(self) -> bool:
-        """True if no more events come."""
         return self._ended or self.failure is not None
 
     @property
@@ -158,13 +149,11 @@ class ChoicesFeed(_Waking):
         return sum(drafted for drafted, _ in counts), sum(accepted for _, accepted in counts)
 
     def fail(self, failure: ApiError) -> None:
-        """Stop the unfinished choices and mark them as failed."""
         for choice in self.choices:
             choice.fail(failure)
         self.cancel()
 
     def take(self) -> bytes:
-        """The events that are ready to be sent."""
         if self._ended or (not self.stream and self.failure is not None):
             return b""
         done = all(choice.finish is not None for choice in self.choices) and self._counted()
@@ -183,7 +172,6 @@ class ChoicesFeed(_Waking):
         return "".join(parts).encode()
 
     def failed(self, failure: ApiError) -> bytes:
-        """The event that ends a failed stream."""
         return self._answers.failed(failure)
 
     def _counted(self) -> bool:
@@ -191,7 +179,6 @@ class ChoicesFeed(_Waking):
         return all(prompt.tokens.when_counted(self.changed) for prompt in self._prompts)
 
     def cancel(self) -> None:
-        """End the tasks that fill it, and the counting."""
         super().cancel()
         for prompt in self._prompts:
             prompt.tokens.cancel()

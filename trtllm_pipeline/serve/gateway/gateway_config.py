@@ -99,7 +99,6 @@ class GatewayConfig:
         write_json(path, {"schema": SCHEMA, **self.to_json()})
 
     def to_json(self) -> dict[str, Any]:
-        """The content of the file that `read` reads."""
         return {
             "models": [_json(model) for model in self.models],
             "host": self.host,

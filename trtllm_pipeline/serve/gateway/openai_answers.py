@@ -71,7 +71,6 @@ class Answers:
         )
 
     def finish(self, index: int, reason: str) -> str:
-        """The event that ends a choice."""
         return self._event(index, "{}" if self._chat else '""', (), f'"{reason}"')
 
     def end(self, usage: Callable[[], TokenUsage]) -> bytes:
@@ -81,7 +80,6 @@ class Answers:
         return f'data: {self._head}],"usage":{json.dumps(usage().to_json())}}}\n\n'.encode() + DONE
 
     def failed(self, failure: ApiError) -> bytes:
-        """The event that ends a failed stream."""
         return failed_event(failure)
 
     def _event(self, index: int, delta: str, tokens: Sequence[Token], reason: str = "null") -> str:

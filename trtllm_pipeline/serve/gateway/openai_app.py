@@ -471,7 +471,6 @@ class _Sending:
         self._task = task
 
     def leave(self) -> None:
-        """The client has disconnected."""
         self.left = True
         feed = getattr(self, "feed", None)
         if feed is None:

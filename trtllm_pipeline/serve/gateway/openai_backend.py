@@ -57,7 +57,6 @@ class Passed:
         return data
 
     def end(self, failure: ApiError | None = None) -> None:
-        """Mark it as complete, or as failed."""
         if not self.over:
             self.over, self.failure = True, failure
             self.changed(False)
@@ -86,7 +85,6 @@ class OpenAiBackend:
         """Model name in requests -> additional fields of a request."""
 
     async def ready(self) -> bool:
-        """True if the server responds."""
         try:
             return (await http.fetch(self._url, "/v1/models", timeout_s=_CONNECT_S))[0] == 200
         except (OSError, http.HttpError):

@@ -180,7 +180,6 @@ class ParsedRequest:
 
     @property
     def choices(self) -> int:
-        """Number of choices."""
         return self.n * max(1, len(self.prompts))
 
 
@@ -408,7 +407,6 @@ def _token_ids(body: Mapping[str, Any], name: str) -> tuple[int, ...]:
 
 
 def wrong(param: str, expected: str, value: object) -> ApiError:
-    """The error for a value that has the wrong type or is out of range."""
     return bad(param, f"{param} is {_shown(value)}; expected {expected}")
 
 

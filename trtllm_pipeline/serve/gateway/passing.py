@@ -95,7 +95,6 @@ class AnswerCheck:
 
     @property
     def failure(self) -> str | None:
-        """Why a response that ends here is incomplete. None for a complete one."""
         if self.error is not None:
             return self.error
         if not self._finished:
@@ -131,7 +130,6 @@ class ResponseCheck(AnswerCheck):
 
     @property
     def failure(self) -> str | None:
-        """Why a response that ends here is incomplete. None for a complete one."""
         return self.error or (None if self._ended else "the response ended before it was complete")
 
 

@@ -92,7 +92,6 @@ class GatewayMetrics:
         self._models.setdefault(model, ModelMetrics(self, model, places_of or model))
 
     def limits(self, model: str, *, in_flight: int, queued: int) -> None:
-        """Set the limits for a model's requests at its server and in the queue."""
         self.in_flight_limit.labels(model).set(in_flight)
         self.queued_limit.labels(model).set(queued)
 
@@ -149,12 +148,10 @@ class RequestMetrics:
         self._finished = False
 
     def queued(self) -> None:
-        """It waits for a place at its server."""
         self._queued_s = perf_counter()
         self._model.queued.inc()
 
     def started(self) -> None:
-        """It has got its place at its server."""
         waited_s = self._leave_queue()
         self._model.queue.observe(waited_s)
         self._running = True
@@ -182,12 +179,10 @@ class RequestMetrics:
         self._model.output_tokens.inc(max(0, output_tokens - self._counted))
 
     def drafts(self, drafted: int, accepted: int) -> None:
-        """Counts of speculative decoding; called once."""
         self._model.drafted_tokens.inc(drafted)
         self._model.accepted_tokens.inc(accepted)
 
     def tool_calls(self, number: int) -> None:
-        """The model has called tools."""
         self._model.tool_calls.inc(number)
 
     def rejected(self, reason: str) -> None:

@@ -56,7 +56,6 @@ class ResponseAnswers(Answers):
         return "".join(self._added(delta, log_probs if number == last else []) for number, delta in enumerate(deltas))
 
     def finish(self, index: int, reason: str) -> str:  # noqa: ARG002
-        """The events that end the last item."""
         cut = reason == "length"
         events = self._closed("incomplete" if cut else "completed")
         self._response["status"] = "incomplete" if cut else "completed"
@@ -70,7 +69,6 @@ class ResponseAnswers(Answers):
         return self._typed(f"response.{self._response['status']}", response=self._response).encode()
 
     def failed(self, failure: ApiError) -> bytes:
-        """The event that ends a failed stream."""
         error = json.loads(failure.body)["error"]
         return self._typed(
             "error", **{name: error[name] for name in ("code", "message", "param")}, error=error
@@ -99,7 +97,6 @@ class ResponseAnswers(Answers):
         return self._of_item("function_call_arguments.delta", delta=delta.text)
 
     def _opened(self, kind: type[Delta], name: str, item: dict[str, Any]) -> str:
-        """Start the next item."""
         events = self._closed("completed")
         self._kind = kind
         self._output.append({"id": name, "status": "in_progress", **item})
@@ -136,7 +133,6 @@ class ResponseAnswers(Answers):
     # --------------------------------------------------------------------------------------------------------- whole
 
     def whole(self, choices: Iterable[Choice], prompts: Sequence[str], usage: TokenUsage) -> bytes:  # noqa: ARG002
-        """The response as one object."""
         for choice in choices:
             self.events(choice.index, choice.deltas, choice.tokens)
             self.finish(choice.index, str(choice.finish))

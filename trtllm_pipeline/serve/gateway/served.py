@@ -117,7 +117,6 @@ class ModelServer:
             self._backend.forget_idle(openai_backend.IDLE_S)
 
     def close(self) -> None:
-        """End background tasks, and close idle connections."""
         self.forget()
         if self.texts is not None:
             self.texts.close()

@@ -199,7 +199,6 @@ class TritonBackend:
         return None if self._texts is None or self._client.model.decoupled else self._texts.answer_tokens
 
     async def ready(self) -> bool:
-        """True if the server reports that it is ready."""
         self._client.timeout_s, before = CONNECT_S, self._client.timeout_s
         try:
             return (await self._client.ready()).get("grpc", False)
@@ -530,7 +529,6 @@ class TritonBackend:
 
 
 def guided(guide: Guide) -> dict[str, Any]:
-    """TensorRT-LLM's inputs for a guide."""
     schema = {} if guide.schema is None else {_GUIDE: guide.schema}
     return {_GUIDE_TYPE: guide.kind, **schema}
 

@@ -505,7 +505,6 @@ def _ending_with_parent(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def _ports(folder: Path) -> dict[str, int]:
-    """The ports in service.json and gateway.json."""
     service, gateway = read_object(folder / SERVICE_FILE) or {}, read_object(folder / GATEWAY_FILE) or {}
     urls: dict[str, Any] = {name: service.get(name) for name in ("http", "grpc", "metrics")}
     urls["openai"] = gateway.get("url")

@@ -95,7 +95,6 @@ def _targets(server: KeptServer) -> list[dict[str, Any]]:
 
 
 def prometheus_config(workspace: Path) -> dict[str, Any]:
-    """prometheus.yml: one job for all servers of a workspace."""
     file = workspace.absolute() / FOLDER / TARGETS_FILE
     return {
         "global": {"scrape_interval": f"{SCRAPE_S}s", "evaluation_interval": f"{3 * SCRAPE_S}s"},
@@ -107,7 +106,6 @@ def prometheus_config(workspace: Path) -> dict[str, Any]:
 
 
 def alert_rules(ttft_p99_s: float = 2.0) -> Any:
-    """alerts.yml."""
     import yaml
 
     return yaml.safe_load(_ALERTS.read_text(encoding="utf-8").replace("TTFT_P99_S", f"{ttft_p99_s:g}"))

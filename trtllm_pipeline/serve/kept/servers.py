@@ -95,12 +95,10 @@ class Keeper:
         return cls(pid, running_since(pid) or 0, boot_id())
 
     def lives(self) -> bool:
-        """True if it is the process that has its pid now."""
         return self.boot_id == boot_id() and running_since(self.pid) == self.start_time
 
 
 def boot_id() -> str:
-    """The kernel's id of this boot. "" if unknown."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return ""
@@ -159,7 +157,6 @@ class KeptRecord(KeptOptions):
     """Current or last ports, by http, grpc, metrics and openai."""
 
     def write(self, folder: Path) -> None:
-        """Write it into the server's directory."""
         write_json(folder / SERVER_FILE, {"schema": SCHEMA, **asdict(self), "state": self.state.value})
 
     @classmethod
@@ -197,7 +194,6 @@ class Endpoint:
 
     @property
     def model(self) -> str:
-        """Name of the model itself."""
         return self.models[0]
 
 
@@ -277,7 +273,6 @@ def api_keys_file(folder: Path) -> Path | None:
 
 
 def folder_of(workspace: Path, name: str) -> Path:
-    """The directory of the managed server `name`."""
     return workspace.absolute() / FOLDER / name
 
 
@@ -404,7 +399,6 @@ def take(folder: Path) -> claims.Claim | None:
 
 
 def is_held(folder: Path) -> bool:
-    """True if any process of the server in `folder` runs."""
     try:
         return claims.is_held(folder / LOCK)
     except OSError:

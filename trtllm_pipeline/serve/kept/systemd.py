@@ -26,7 +26,6 @@ _AGAIN_S: Final = 10
 
 
 def unit_name(name: str) -> str:
-    """The unit name of a server."""
     return f"{PREFIX}{name}.service"
 
 

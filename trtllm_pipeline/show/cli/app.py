@@ -299,7 +299,6 @@ def _naming(words: Sequence[str]) -> Sequence[str]:
 
 
 def _completed(environment: Mapping[str, str]) -> list[str]:
-    """The words of the command line that a shell completes."""
     return f"{environment.get('COMP_WORDS', '')} {environment.get('_TYPER_COMPLETE_ARGS', '')}".split()
 
 

@@ -262,8 +262,6 @@ def _new_file(option: str, path: Path) -> Path:
 
 
 def _progress() -> Callable[[int, int], None]:
-    """Shows the progress of a load on a terminal."""
-
     def shown(done: int, total: int) -> None:
         terminal.raw(sys.stderr).write(f"\r{done} of {total} requests" + "\n" * (done == total))
 

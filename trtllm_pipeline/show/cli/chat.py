@@ -233,7 +233,6 @@ class _Terminal:
                 explain_error(error)
 
     def _messages(self) -> Iterator[str]:
-        """Yield messages: one line or one block each."""
         block: list[str] | None = None
         while True:
             try:
@@ -261,7 +260,6 @@ class _Terminal:
                 block = None
 
     def _line(self, prompt: str) -> str | None:
-        """The next line, or None at the end."""
         if not self._typed:
             line = sys.stdin.readline()
             return line.rstrip("\n") if line else None

@@ -59,7 +59,6 @@ def _typed_as(
 
 
 def _about(parameter: inspect.Parameter) -> Any:
-    """Typer's description of an option or argument."""
     return next(
         (each for each in get_args(parameter.annotation)[1:] if isinstance(each, OptionInfo | ArgumentInfo)), None
     )

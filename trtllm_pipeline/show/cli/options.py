@@ -318,7 +318,6 @@ TableOrCsv = Annotated[Literal["table", "json", "csv"], _FORMAT]
 
 
 def _formats(names: Iterable[str]) -> Any:
-    """--format with some of the report formats."""
     text = ", ".join(f"{name} ({FORMATS[name].help})" for name in names)
     return Annotated[Literal[tuple(names)], option("--format", None, f"Output format: {text}.")]
 

@@ -29,7 +29,6 @@ T = TypeVar("T")
 
 
 def emit(text: str) -> None:
-    """Print data to stdout."""
     print(text)  # noqa: T201
 
 
@@ -39,7 +38,6 @@ def emit_rendered(text: str) -> None:
 
 
 def emit_json(value: Any) -> None:
-    """Print data as JSON to stdout."""
     emit(json.dumps(value, indent=2, ensure_ascii=False))
 
 
@@ -79,7 +77,6 @@ def emit_blocks(format: str, shown: Shown) -> None:
 
 
 def note(text: str) -> None:
-    """Print a line to stderr."""
     print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 

@@ -73,7 +73,6 @@ def _run(name: str, typed: dict[str, Any]) -> int:
 
 
 def _refuse(name: str, wrong: list[str], or_else: str = "") -> None:
-    """Raise UsageError if anything is wrong."""
     if wrong:
         hint = f"list all options with pipeline stage {name} --help{or_else}"
         raise UsageError(f"pipeline stage {name}: " + "\n  ".join(wrong), hint=hint)
@@ -175,7 +174,6 @@ def _serve_cell(stage: Stage, typed: dict[str, Any], values: Mapping[str, Any], 
 
 
 def _download(stage: Stage, model: str | None, *, offline: bool) -> dict[str, Any]:
-    """Parse a model source for a stage and resolve its revision."""
     from trtllm_pipeline.models import MODEL
     from trtllm_pipeline.models import sources as model_sources
     from trtllm_pipeline.orchestrate import recipe_files
@@ -283,7 +281,6 @@ def _wrong_paths(stage: Stage, typed: Mapping[str, Any]) -> list[str]:
 
 
 def _context(stage: Stage, typed: Mapping[str, Any], params: Any, scratch: Path) -> StageContext[Any]:
-    """The context for the stage's program."""
     output = typed.get("output_dir")
     return StageContext(
         params=params,
@@ -315,7 +312,6 @@ def _endpoints(service: Mapping[str, str]) -> str:
 
 
 def _example(service: Mapping[str, str]) -> str:
-    """A command line that queries the service."""
     if service["kind"] == "openai":
         body = {"model": service["model"], "prompt": "The capital of France is", "max_tokens": 8}
         return (

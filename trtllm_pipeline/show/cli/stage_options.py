@@ -39,7 +39,6 @@ SHARED: tuple[tuple[str, Any, Any], ...] = (
 
 
 def of_name(name: str) -> list[Stage]:
-    """All toolchains' stages with this name."""
     return [stage for each in toolchains.every_name() for stage in toolchains.load(each).stages if stage.name == name]
 
 
@@ -86,12 +85,10 @@ def _text(name: str, option: str, metavar: str, text: str, panel: str = _BY_HAND
 
 
 def capital(text: str) -> str:
-    """`text` with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
 def flag(name: str) -> str:
-    """The command-line flag of an input, file or parameter."""
     return "--" + name.replace("_", "-")
 
 
@@ -263,14 +260,12 @@ def faults(cls: Any, given: Mapping[str, Any]) -> list[str]:
 
 
 def _names(stage: Stage) -> Iterator[str]:
-    """The option names of a stage's inputs, files and parameters."""
     yield from (f"in_{each}" for each in stage.inputs)
     yield from (f"file_{each}" for each in stage.file_names)
     yield from ("_".join(path) for path, _ in _flat(stage.params))
 
 
 def flag_of(typed: str) -> str:
-    """The flag of an option, by the name of its parameter."""
     return flag(typed.removeprefix("in_").removeprefix("file_"))
 
 

@@ -213,7 +213,6 @@ def _listed(cells: Sequence[OutlineCell], states: Mapping[StageRunId, StageState
 
 
 def _events(run: OutlineRun, state: StageState) -> list[str]:
-    """Running stages or failures as text, after an empty line."""
     who = f"{run.stage}, {run.cells[0]}" + (f" (for {len(run.cells)} cells)" if len(run.cells) > 1 else "")
     if state.status is StageStatus.RUNNING:
         seconds = stage_status.running_s(state)

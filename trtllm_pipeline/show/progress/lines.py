@@ -45,13 +45,11 @@ class QuietObserver(Observer):
         """Reasons that were already printed. The summary after the run does not repeat them."""
 
     def enter(self, folder: Path) -> None:
-        """Start publishing the time left."""
         self._run = folder.name
         with suppress(OSError):  # the run's other files will report a full disk
             self._time_left = TimeLeft(folder)
 
     def leave(self, forecast: Mapping[str, Json] | None) -> None:  # noqa: ARG002  reports show it
-        """Stop publishing the time left."""
         if self._time_left is not None:
             self._time_left.close()
         self._run = self._time_left = None
@@ -63,7 +61,6 @@ class QuietObserver(Observer):
         durations: Mapping[str, float],
         nodes: Nodes = tuple,
     ) -> None:
-        """Start tracking the run."""
         self._tracker = Tracker(plan, statuses, durations, self._clock, nodes, quiet_s=self._quiet_s)
         self._begun()
 
@@ -77,23 +74,19 @@ class QuietObserver(Observer):
                 self._time_left.write(*left)
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
-        """Print failures."""
         self._tracker.changed(run, status, seconds)
         if status is _S.FAILED:
             self._say(*self._failure(run, error, seconds))
 
     def pulling(self, message: str, *, wrong: bool = False) -> None:
-        """Print artifacts that cannot be pulled."""
         if wrong:
             self._say(message)
 
     def node(self, name: str, *, gone: bool) -> None:
-        """Print lost nodes."""
         if gone:
             self._say(node_change(name, gone=gone))
 
     def retrying(self, cells: Sequence[Cell]) -> None:
-        """Print changed settings."""
         self._say(*retries(cells))
 
     def _failure(self, run: StageRun, error: StageError | None, seconds: float | None) -> list[str]:
@@ -108,11 +101,9 @@ class PlainObserver(QuietObserver):
     """Prints one line per event. Long stage runs and the time left are announced every minute, with progress."""
 
     def pulling(self, message: str, *, wrong: bool = False) -> None:  # noqa: ARG002  all messages are printed
-        """Print pulled artifacts."""
         self._say(message)
 
     def node(self, name: str, *, gone: bool) -> None:
-        """Print lost and new nodes."""
         self._say(node_change(name, gone=gone))
 
     def _begun(self) -> None:
@@ -128,7 +119,6 @@ class PlainObserver(QuietObserver):
         self._say(head, *infeasible(cells, self.reported))
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
-        """Print finished stage runs."""
         self._tracker.changed(run, status, seconds)
         self._reminded.pop(run.id, None)
         if status in {_S.BLOCKED, _S.CANCELLED, _S.SKIPPED}:
@@ -163,7 +153,6 @@ class PlainObserver(QuietObserver):
             self._say(f"{self._place()} {left}")
 
     def end(self) -> None:
-        """Print the outcome of the run."""
         self._say_silent()
         if self._tracker.to_do:
             self._say(f"{', '.join(self._tracker.summary())}, in {duration(self._tracker.elapsed_s)}")

@@ -76,7 +76,6 @@ class LiveObserver(QuietObserver):
     """True if Ctrl-Z is handled, and was pressed."""
 
     def _begun(self) -> None:
-        """Draw the first frame."""
         self._console = terminal.console(self._stream, soft_wrap=False)
         self._picture = Picture(self._tracker, ascii_only=self._console.options.ascii_only)
         self._frame: list[Text] = []
@@ -114,7 +113,6 @@ class LiveObserver(QuietObserver):
                 live.stop()
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
-        """Update the next frame, and print failures."""
         self._tracker.changed(run, status, seconds)
         if status is _S.FAILED:
             first, *rest = failure(run, error, seconds, self.reported)
@@ -125,18 +123,15 @@ class LiveObserver(QuietObserver):
         self._say(message)
 
     def node(self, name: str, *, gone: bool) -> None:
-        """Print lost and new nodes."""
         self._above([node_change(name, gone=gone)])
 
     def retrying(self, cells: Sequence[Cell]) -> None:
-        """Print changed settings. The next frame follows."""
         self._above(retries(cells))
 
     def waiting(self, run: StageRun, why: str) -> None:
         self._tracker.waits(run, " ".join(terminal.clean(why).split()))
 
     def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:
-        """Draw a few times per second."""
         super().tick(progress)
         if self._to_suspend and self._live is not None:
             self._suspend()
@@ -145,7 +140,6 @@ class LiveObserver(QuietObserver):
             self._draw()
 
     def end(self) -> None:
-        """Draw the last frame, which stays, and restore the terminal."""
         self._draw(final=True)
         drawn = self._live is not None
         self._stop()

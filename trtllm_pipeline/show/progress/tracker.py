@@ -118,7 +118,6 @@ class Tracker:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the run started."""
         return self._clock() - self._began
 
     def is_due(self, every_s: float) -> bool:
@@ -186,7 +185,6 @@ class Tracker:
         return max(0.0, end_s - self._clock()), complete
 
     def left_text(self) -> str:
-        """The time left in words, empty for less than a second."""
         left = self.left()
         return "" if left is None else time_left(*left)
 

@@ -49,7 +49,6 @@ def expected_s(plan: Plan, outlook: Forecast, cells: Collection[CellId]) -> floa
 
 
 def left_out(plan: Plan, taken: Collection[CellId]) -> Sequence[Cell]:
-    """Feasible cells that do not fit in the time."""
     return [cell for cell in plan.feasible if cell.id not in taken]
 
 

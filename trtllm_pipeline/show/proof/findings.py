@@ -82,7 +82,6 @@ class DeepExamination:
     """Expected and actual time of the stage runs, or None if none ran."""
 
     def count(self, status: FindingStatus) -> int:
-        """Number of rows with this status."""
         return Counter(each.status for each in self.findings)[status]
 
     @property
@@ -182,7 +181,6 @@ def of_cell(row: CellResult, agreement: Agreement | None, answers: str | None = 
 
 
 def of_left_out(cell: Cell) -> DeepFinding:
-    """The row of a cell that did not fit in the time."""
     return DeepFinding(
         "cell",
         str(cell.id),
@@ -220,7 +218,6 @@ def _judged(row: CellResult, agreement: Agreement | None, tolerance: float) -> t
 
 
 def of_comparison(comparison: installed.InstalledComparison) -> DeepFinding:
-    """The row of a program, of the templates or of the LLM API."""
     kind, what = _COMPARED.get(comparison.name, ("program", "options"))
     if comparison.reason is not None:
         return DeepFinding(kind, comparison.name, FindingStatus.CANNOT, comparison.reason, comparison=comparison)
@@ -237,7 +234,6 @@ def of_comparison(comparison: installed.InstalledComparison) -> DeepFinding:
 
 
 def of_toolchain(name: str, missing: str) -> DeepFinding:
-    """The row of an unusable toolchain."""
     return DeepFinding("toolchain", name, FindingStatus.CANNOT, missing)
 
 

@@ -34,12 +34,10 @@ class Column:
 
     @property
     def is_latency(self) -> bool:
-        """The column shows the median of a latency."""
         return self.head.startswith(("TTFT ms", "TPOT ms"))
 
     @property
     def formula(self) -> str | None:
-        """Formula of the column's metric."""
         return None if self.metric is None else _FORMULAS.get(self.metric)
 
 

@@ -164,7 +164,6 @@ class Comparison:
 
     @property
     def methods(self) -> dict[str, str]:
-        """Descriptions of the interval methods used."""
         used = {delta.method for pair in self.pairs for delta in pair.deltas if delta.method}
         return {name: words for name, words in METHODS.items() if name in used}
 
@@ -199,7 +198,6 @@ class Comparison:
 
 
 def better_is_higher(metric: str) -> bool:
-    """The direction of improvement."""
     return (
         metric in metric_names.HIGHER_IS_BETTER
         or metric == "trtllm_bench_tps"

@@ -40,7 +40,6 @@ class Condition:
     points: bool = False
 
     def __str__(self) -> str:
-        """The condition as typed."""
         return f"{self.metric}:{'+' if self.rising else '-'}{self.limit * 100:g}{'pt' if self.points else '%'}"
 
     def change(self, delta: Delta) -> float | None:
@@ -50,7 +49,6 @@ class Condition:
         return None if delta.base is None or delta.new is None else delta.new - delta.base
 
     def broken_by(self, change: float) -> bool:
-        """True if a change exceeds the limit, beyond rounding."""
         return (change if self.rising else -change) > self.limit + _ROUNDING
 
 
@@ -66,7 +64,6 @@ class Break:
 
     @property
     def within_noise(self) -> bool:
-        """True if the interval of the change contains zero."""
         return self.delta is not None and self.delta.verdict is ChangeVerdict.NOISE
 
     def to_json(self) -> dict[str, Json]:
@@ -228,7 +225,6 @@ def breaks(comparison: Comparison, conditions: Sequence[Condition]) -> tuple[Bre
 
 
 def _broken(condition: Condition, delta: Delta | None) -> str | None:
-    """The reason why a condition is broken, or None."""
     if delta is None:
         return "missing: neither side has this metric"
     if delta.base is None and delta.new is None and delta.metric.endswith("_p99"):

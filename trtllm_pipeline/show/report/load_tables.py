@@ -76,7 +76,6 @@ def beside_engine(bench: engine_report.BenchComparison | None) -> Iterator[str]:
 
 
 def overview(levels: Iterable[LevelResult]) -> str:
-    """One line per level."""
     return text_tables.plain_table(_overviews(levels))
 
 
@@ -87,7 +86,6 @@ def _overviews(levels: Iterable[LevelResult]) -> _Table:
 
 
 def _lines(measured: LoadResult) -> Iterator[str | _Table]:
-    """Sentences and tables."""
     details = measured.details
     assert details is not None
     yield f"{details.model} over {details.protocol}; output tokens counted by {measured.tokens_counted_by}"
@@ -163,7 +161,6 @@ def _summaries(level: LevelResult) -> list[tuple[str, _Summary]]:
 
 
 def _values(level: LevelResult) -> list[tuple[str, Any]]:
-    """Other metrics of a level, by name."""
     rows: list[tuple[str, Any]] = [
         (name, getattr(level, name)) for name in ("requests", "failures", *metric_names.RATES.values())
     ]

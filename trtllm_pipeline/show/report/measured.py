@@ -69,7 +69,6 @@ class Measured(CellResult):
         return self.status is not CellStatus.INFEASIBLE
 
     def level(self, key: str) -> LevelResult | None:
-        """The level `key`."""
         return next((level for level in self.levels if level.key == key), None)
 
     def samples(self, key: str) -> tuple[RequestSample, ...]:

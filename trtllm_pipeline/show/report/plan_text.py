@@ -108,7 +108,6 @@ def _cells(plan: Plan, outlook: Forecast) -> str:
 
 
 def _machine(plan: Plan) -> str:
-    """The machine or the types of machines that the plan is for."""
     known = dict(plan.machine.types) or {"": plan.machine}
     named = []
     for machine in known.values():
@@ -259,7 +258,6 @@ def _memory_columns(outlook: Forecast) -> list[str]:
 
 
 def _amount(need: estimates.Need | None) -> str:
-    """A need and the available amount, in GiB."""
     if need is None:
         return ""
     value, has = need.estimate.value / 2**30, need.has
@@ -267,7 +265,6 @@ def _amount(need: estimates.Need | None) -> str:
 
 
 def _offers(outlook: Forecast) -> list[str]:
-    """The offers of a remote store, and the rejected ones."""
     offers = outlook.offers
     if offers is None:
         return []
@@ -282,7 +279,6 @@ def _offers(outlook: Forecast) -> list[str]:
 
 
 def _takes(plan: Plan, outlook: Forecast) -> list[str]:
-    """The expected time."""
     if not outlook.to_run and outlook.pulls:
         return ["no stages to run after the pull"]
     if not outlook.to_run:
@@ -334,7 +330,6 @@ def _needs_table(plan: Plan, outlook: Forecast) -> list[str]:
 
 
 def _work(plan: Plan, outlook: Forecast, *, verbose: bool) -> list[str]:
-    """The work to do, by stage."""
     rows = (_heads(outlook), *_by_stage(plan, outlook))
     amounts = [max(len(row[-place]) for row in rows) + 2 for place in range(len(_memory_columns(outlook)), 0, -1)]
     widths = (6, 12, *((9,) if outlook.pulls else ()), 8, 12, *amounts)

@@ -120,7 +120,6 @@ class Recommendation:
 
     @property
     def exit_code(self) -> int:
-        """3 if no configuration meets the objectives, otherwise 0."""
         return 0 if any(each.reason is None for each in self.candidates) else 3
 
     def to_json(self) -> dict[str, Json]:
@@ -195,7 +194,6 @@ def advise(
     goal: Goal,
     allow: Collection[str],
 ) -> Recommendation:
-    """The recommendation for the cells that match `patterns`."""
     chosen = selected(side, patterns).cells
     # Uses the whole run: the reference of a quantized cell's accuracy need not match the patterns.
     candidates = recommend(side, slos, least, goal, allow=allow, among={cell.id for cell in chosen})
@@ -430,7 +428,6 @@ def _apart(metric: str, cell: Measured, base: Measured, allow: Collection[str]) 
 
 
 def to_table(recommendation: Recommendation) -> Group:
-    """`blocks` on a terminal."""
     return text_blocks.on_terminal(blocks(recommendation))
 
 

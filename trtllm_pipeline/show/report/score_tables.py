@@ -46,7 +46,6 @@ def _drift_rows(drift: Drift) -> list[dict[str, object]]:
 
 
 def drift_csv(drift: Drift) -> str:
-    """One row per metric."""
     return text_tables.csv_table(_drift_rows(drift))
 
 

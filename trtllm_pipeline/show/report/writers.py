@@ -117,7 +117,6 @@ def _of_cell(row: CellResult) -> list[Mapping[str, object]]:
 
 
 def _of_bench(metrics: Mapping[str, Json] | None) -> Mapping[str, object]:
-    """The trtllm-bench results of a cell."""
     names = ("output_tokens_per_s", "requests_per_s", "ttft_ms", "tpot_ms", "e2e_ms")
     return {f"trtllm_bench_{name}": metrics[name] for name in names if name in metrics} if metrics else {}
 
@@ -272,7 +271,6 @@ def _below(rows: Sequence[CellResult], shown: Sequence[Column]) -> list[list[tex
 
 
 def _checked(forecast: ForecastCheck | None) -> list[text_blocks.TextLine]:
-    """Expected and actual time of each stage."""
     return [] if forecast is None else [text_blocks.TextLine(line, "dim") for line in forecast.lines()]
 
 
@@ -398,7 +396,6 @@ def _table(
 
 
 def summary_of(rows: Sequence[CellResult]) -> str:
-    """The number of cells by status."""
     counts = Counter(row.status for row in rows)
     words = ", ".join(f"{counts[status]} {status.value.replace('_', ' ')}" for status in CellStatus if counts[status])
     return f"{count(len(rows), 'cell')}: {words}" if rows else "no cells"
@@ -495,7 +492,6 @@ def _numerics(of: Mapping[str, str]) -> str:
 
 
 def numerics_of(rows: Sequence[CellResult]) -> list[tuple[str, str]]:
-    """The meaning of each precision, in words."""
     known = {
         (str(row.axes.get("precision")), _numerics(row.numerics)): None for row in rows if row.numerics is not None
     }
@@ -607,7 +603,6 @@ def _range(values: Sequence[float]) -> str:
 
 
 def moment(seconds: float | None) -> str | None:
-    """A Unix time as text, in UTC."""
     if seconds is None:
         return None
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -642,7 +637,6 @@ def write_table(report: Report) -> None:
 
 
 def write_json(report: Report) -> None:
-    """Write the content of report.json."""
     lines = report_file.report_json(
         report.rows, report.run_id, report.matrix, finished=report.finished, forecast=report.forecast
     )
@@ -650,12 +644,10 @@ def write_json(report: Report) -> None:
 
 
 def write_csv(report: Report) -> None:
-    """Write one line for each cell and level."""
     report.stream.write(terminal.clean(to_csv(report.rows)))
 
 
 def write_markdown(report: Report) -> None:
-    """Write tables for a pull request."""
     report.stream.write(
         terminal.clean(to_markdown(report.rows, report.run_id, report.matrix, report.forecast, report.level))
     )

@@ -74,7 +74,6 @@ class SearchState:
 
     @property
     def failed(self) -> list[Measured]:
-        """Cells that were tried and failed."""
         return [cell for cell in self.tried.values() if cell.status is CellStatus.FAILED]
 
     @property
@@ -90,7 +89,6 @@ class SearchState:
 
     @property
     def why_done(self) -> str:
-        """The reasons why nothing is left."""
         return "; ".join(dict.fromkeys(group.decision.why for group in self.groups))
 
     @property

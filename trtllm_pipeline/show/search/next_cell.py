@@ -99,7 +99,6 @@ def decide(options: Sequence[Option], tried: Mapping[CellId, Measured], goals: G
 
 
 def _varying(options: Sequence[Option]) -> int:
-    """The number of varying axes."""
     names = dict.fromkeys(name for option in options for name in option.axes)
     return sum(len({str(option.axes.get(name)) for option in options}) > 1 for name in names)
 

@@ -101,7 +101,6 @@ _OFTEN_MEANT: Final = {
 
 
 def names() -> list[str]:
-    """The names of all dialects, and `auto`."""
     return [AUTO, PLAIN.name, *dict.fromkeys(family.dialect.name for family in FAMILIES)]
 
 

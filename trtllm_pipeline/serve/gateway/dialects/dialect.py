@@ -119,7 +119,6 @@ class Dialect:
         return Prepared(self, self.chat(messages, offered, turn.variables), schemas, forced, turn.parallel_tool_calls)
 
     def chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], variables: Object) -> Chat:
-        """The template's arguments."""
         return Chat(messages, tools=tools or None, variables=variables)
 
     def beginning(self, name: str, schemas: Object, *, guided: bool) -> tuple[str, Object | None]:
@@ -134,7 +133,6 @@ class Dialect:
         return next((opening for opening in self.reasoning if end.endswith(opening)), None)
 
     def new_id(self) -> str:
-        """An id for a new call."""
         return call_id()
 
     def parser(self, expected: Expected, inside: str | None) -> AnswerParser:

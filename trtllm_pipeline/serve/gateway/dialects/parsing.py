@@ -90,7 +90,6 @@ class _EnoughError(Exception):
 
 
 def call_id() -> str:
-    """An id for a new call, in OpenAI's format."""
     return "call_" + "".join(secrets.choice(_ALPHANUMERIC) for _ in range(24))
 
 
@@ -117,7 +116,6 @@ class AnswerParser:
 
     @property
     def called(self) -> bool:
-        """True if there was a tool call."""
         return self._reader.calls > 0
 
     def prime(self, text: str) -> None:

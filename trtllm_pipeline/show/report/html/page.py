@@ -81,7 +81,6 @@ _COUNTED: Final = {
 
 
 def write(report: Report) -> None:
-    """Write the page of a run."""
     page = to_html(
         report.rows,
         report.record(),
@@ -420,7 +419,6 @@ def _named(field: conditions.Field, value: Json) -> str:
 
 
 def _levels(rows: Sequence[CellResult]) -> list[tuple[str, str]]:
-    """Keys of levels for the page's list, with words."""
     keys = level_keys(rows)
     if len(keys) < 2:
         return [(HIGHEST, result.load_words(keys[0]))] if keys else []
