@@ -30,26 +30,6 @@ class Choice(session.Answer):
     Texts that arrive between sends are joined, so an unread response uses no memory beyond its text.
     """
 
-    __slots__ = (
-        "_accumulated",
-        "_accumulates",
-        "_changed",
-        "_count",
-        "_parser",
-        "_raw",
-        "_stops",
-        "calls",
-        "deltas",
-        "enough",
-        "failure",
-        "finish",
-        "index",
-        "max_tokens",
-        "responses",
-        "tokens",
-        "wants_tokens",
-    )
-
     def __init__(
         self,
         index: int,

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from json.encoder import encode_basestring_ascii as quoted
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from trtllm_pipeline.serve.gateway.api_error import ApiError
 from trtllm_pipeline.serve.gateway.choice import CUT, Choice, Token
@@ -18,12 +18,11 @@ from trtllm_pipeline.serve.gateway.parsed_request import ParsedRequest
 DONE: Final = b"data: [DONE]\n\n"
 
 
-class TokenUsage:
+class TokenUsage(NamedTuple):
     """Token counts of a request. None if unknown."""
 
-    def __init__(self, prompt: int | None, completion: int | None) -> None:
-        self.prompt = prompt
-        self.completion = completion
+    prompt: int | None
+    completion: int | None
 
     def to_json(self) -> dict[str, Any] | None:
         """None if a count is unknown: a partial one would look complete."""
@@ -53,8 +52,6 @@ class Answers:
         self._include_usage = request.include_usage
         self._usage = ',"usage":null' if request.include_usage else ""
         self._offsets: dict[int, int] = {}
-
-    # ------------------------------------------------------------------------------------------------------ streamed
 
     def role(self, index: int) -> str:
         """The event that starts a chat response. Empty for a completion."""
@@ -102,8 +99,6 @@ class Answers:
                 f'"function":{function}}}]}}'
             )
         return f'{{"tool_calls":[{{"index":{delta.index},"function":{{"arguments":{quoted(delta.text)}}}}}]}}'
-
-    # --------------------------------------------------------------------------------------------------------- whole
 
     def whole(self, choices: Iterable[Choice], prompts: Sequence[str], usage: TokenUsage) -> bytes:
         """The response as one object. If requested, `prompts` precede the texts, one for each choice."""

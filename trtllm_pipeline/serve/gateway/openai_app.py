@@ -30,10 +30,9 @@ from trtllm_pipeline.serve.gateway.choice import Choice
 from trtllm_pipeline.serve.gateway.feed import ChoicesFeed, Feed, PassedFeed
 from trtllm_pipeline.serve.gateway.gateway_config import GatewayConfig
 from trtllm_pipeline.serve.gateway.keys import Keys
-from trtllm_pipeline.serve.gateway.names import UNKNOWN
 from trtllm_pipeline.serve.gateway.openai_backend import OpenAiBackend
 from trtllm_pipeline.serve.gateway.parsed_request import PATHS, Endpoint, ParsedRequest, model_of, parse_body, read
-from trtllm_pipeline.serve.gateway.prometheus_metrics import GatewayMetrics, RequestMetrics
+from trtllm_pipeline.serve.gateway.prometheus_metrics import UNKNOWN, GatewayMetrics, RequestMetrics
 from trtllm_pipeline.serve.gateway.responses_request import as_of_response, read_response
 from trtllm_pipeline.serve.gateway.served import ModelServer
 from trtllm_pipeline.serve.gateway.stops import StopWords
@@ -172,8 +171,6 @@ class GatewayApp:
         for sending in list(self._feeds):
             sending.abort()
 
-    # ------------------------------------------------------------------------------------------------ small endpoints
-
     async def _models(self, request: Request) -> Response:
         self._authorize(request.scope)
         return _response({"object": "list", "data": [self._described(name) for name in self.served]})
@@ -207,8 +204,6 @@ class GatewayApp:
     async def _metrics(self, request: Request) -> Response:
         page, content_type = self.metrics.page(request.headers.get("accept", ""))
         return Response(page, headers={"content-type": content_type})
-
-    # ------------------------------------------------------------------------------------------------------ generating
 
     async def _generate(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         metrics: RequestMetrics | None = None

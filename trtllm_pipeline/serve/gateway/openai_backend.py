@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from trtllm_pipeline.measure import Service, fields, http, session, timestamped_socket, urls
 from trtllm_pipeline.orchestrate import GatewayParams
-from trtllm_pipeline.serve.gateway.api_error import ApiError, unavailable
+from trtllm_pipeline.serve.gateway.api_error import ApiError, bad_gateway, timed_out, unavailable
 from trtllm_pipeline.serve.gateway.gateway_config import OfferedModel
 from trtllm_pipeline.serve.gateway.parsed_request import PATHS, Endpoint
 from trtllm_pipeline.serve.gateway.passing import AnswerCheck, StreamCutter, check_of
@@ -98,17 +98,14 @@ class OpenAiBackend:
         try:
             await asyncio.wait_for(self._ask(endpoint, message, name, passed), self._timeout_s)
         except asyncio.TimeoutError:
-            passed.end(
-                ApiError(504, f"no complete response within {self._timeout_s:g} s", code="timeout", reason="timeout")
-            )
+            passed.end(timed_out(self._timeout_s))
         except OSError:
             passed.end(unavailable(f"the server of model {self._served.name} is not reachable, or is being restarted"))
         except http.HttpError as error:
             passed.end(self._failed(str(error)))
 
     def _failed(self, why: str) -> ApiError:
-        message = f"the server of model {self._served.name} failed: {fields.shortened(why)}"
-        return ApiError(502, message, code="bad_gateway", reason="upstream")
+        return bad_gateway(f"the server of model {self._served.name} failed: {fields.shortened(why)}")
 
     async def _ask(self, endpoint: Endpoint, message: bytes, name: str, passed: Passed) -> None:
         while True:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from trtllm_pipeline.base import user_files
-from trtllm_pipeline.serve.gateway.api_error import ApiError, bad
+from trtllm_pipeline.serve.gateway.api_error import ApiError, bad, missing, unsupported
 
 Endpoint = Literal["chat", "completions", "responses"]
 PATHS: Final[Mapping[Endpoint, str]] = {
@@ -202,7 +202,7 @@ def model_of(body: Mapping[str, Any]) -> str:
     """The model requested in a body. Raises ApiError."""
     model = body.get("model")
     if model is None:
-        raise bad("model", "you must provide a model parameter", code="missing_required_parameter")
+        raise missing("model")
     if not isinstance(model, str):
         raise wrong("model", "a text", model)
     return model
@@ -257,13 +257,13 @@ def refuse_unless_neutral(
     for name, value in body.items():
         if name in neutral and not any(value is each or value == each for each in neutral[name]):
             because = f": {why[name]}" if name in why else ""
-            raise bad(name, f"{name} is not supported{because}", code="unsupported_parameter")
+            raise unsupported(name, f"{name} is not supported{because}")
 
 
 def _chat(body: Mapping[str, Any]) -> dict[str, Any]:
     messages = body.get("messages")
     if messages is None:
-        raise bad("messages", "you must provide a messages parameter", code="missing_required_parameter")
+        raise missing("messages")
     if not isinstance(messages, list) or not messages:
         raise wrong("messages", "a list of one or more messages", messages)
     if len(messages) > MOST_MESSAGES:
@@ -301,10 +301,10 @@ def _chat(body: Mapping[str, Any]) -> dict[str, Any]:
 def _completion(body: Mapping[str, Any]) -> dict[str, Any]:
     prompt = body.get("prompt")
     if prompt is None:
-        raise bad("prompt", "you must provide a prompt parameter", code="missing_required_parameter")
+        raise missing("prompt")
     prompts = [prompt] if isinstance(prompt, str) else prompt
     if isinstance(prompts, list) and any(isinstance(each, (int, list)) for each in prompts):
-        raise bad("prompt", "a prompt of token ids is not supported: give its text", code="unsupported_parameter")
+        raise unsupported("prompt", "a prompt of token ids is not supported: give its text")
     if not isinstance(prompts, list) or not prompts or not all(isinstance(each, str) for each in prompts):
         raise wrong("prompt", "a text, or a list of texts", prompt)
     if len(prompts) > MOST_CHOICES:

@@ -19,8 +19,10 @@ from prometheus_client import (
 from prometheus_client.exposition import choose_encoder
 
 from trtllm_pipeline import __version__
-from trtllm_pipeline.serve.gateway.names import PREFIX, UNKNOWN
 
+PREFIX: Final = "pipeline_gateway"
+UNKNOWN: Final = "unknown"
+"""Label for a model that is not served: clients choose names, and must not create series."""
 TTFT_S: Final = (
     *(0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
     *(1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),

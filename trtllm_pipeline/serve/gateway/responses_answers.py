@@ -41,8 +41,6 @@ class ResponseAnswers(Answers):
         """Parts of the item in progress, the last of `_output`."""
         self._numbered = 0
 
-    # ------------------------------------------------------------------------------------------------------ streamed
-
     def role(self, index: int) -> str:  # noqa: ARG002
         """The events that a response starts with."""
         return "".join(self._typed(f"response.{each}", response=self._response) for each in ("created", "in_progress"))
@@ -129,8 +127,6 @@ class ResponseAnswers(Answers):
         event = {"type": name, "sequence_number": self._numbered, **more}
         self._numbered += 1
         return f"event: {name}\ndata: {json.dumps(event)}\n\n"
-
-    # --------------------------------------------------------------------------------------------------------- whole
 
     def whole(self, choices: Iterable[Choice], prompts: Sequence[str], usage: TokenUsage) -> bytes:  # noqa: ARG002
         for choice in choices:

@@ -20,7 +20,15 @@ from trtllm_pipeline.base import FailureClass, ServerError, StageError
 from trtllm_pipeline.measure import GenerationRequest, ProtocolError, Service, Session, fields, session, triton
 from trtllm_pipeline.models import Engine, model_names
 from trtllm_pipeline.orchestrate import GatewayParams
-from trtllm_pipeline.serve.gateway.api_error import CONTEXT_LENGTH, ApiError, bad, unavailable
+from trtllm_pipeline.serve.gateway.api_error import (
+    CONTEXT_LENGTH,
+    ApiError,
+    bad,
+    bad_gateway,
+    timed_out,
+    unavailable,
+    unsupported,
+)
 from trtllm_pipeline.serve.gateway.choice import Choice
 from trtllm_pipeline.serve.gateway.dialects import (
     AnswerParser,
@@ -146,9 +154,7 @@ class TritonBackend:
                 raise unavailable(f"the server of model {served.name} does not respond") from error
             known = await _models_at(service)
             has = f"; it has {', '.join(known)}" if known and name not in known else ""
-            raise ApiError(
-                502, f"the server of model {served.name}: {error.message}{has}", code="bad_gateway", reason="upstream"
-            ) from error
+            raise bad_gateway(f"the server of model {served.name}: {error.message}{has}") from error
         client.timeout_s = params.generation_timeout_s
         if drafts:
             _LOG.warning(
@@ -205,26 +211,19 @@ class TritonBackend:
         finally:
             self._client.timeout_s = before
 
-    # ------------------------------------------------------------------------------------------------------ requests
-
     async def prompts(self, request: ParsedRequest) -> list[PreparedPrompt]:
         """The prompt for each choice of a request. Raises ApiError for prompts that the model cannot process."""
         if request.guide is not None and not self._guided:
-            raise bad(
+            raise unsupported(
                 "response_format",
                 f"model {request.model} does not support response_format: its server has no guided decoding",
-                code="unsupported_parameter",
             )
         self._check_special_tokens(request)
         if request.endpoint == "completions":
             prompts = [await self._prompt(request, text) for text in request.prompts]
             return [prompt for prompt in prompts for _ in range(request.n)]
         if self._texts is None or self._dialect is None:
-            raise bad(
-                "messages",
-                f"model {request.model} has no chat template here; use /v1/completions",
-                code="unsupported_parameter",
-            )
+            raise unsupported("messages", f"model {request.model} has no chat template here; use /v1/completions")
         turn = Turn(
             request.messages, request.tools, request.tool_choice, request.parallel_tool_calls, request.variables
         )
@@ -255,10 +254,9 @@ class TritonBackend:
             ("skip_special_tokens", request.skip_special_tokens, self._dropped),
         ):
             if wanted is not None and wanted != done:
-                raise bad(
+                raise unsupported(
                     name,
                     f"{name} is {str(done).lower()} for every request to model {request.model}: its server sets it",
-                    code="unsupported_parameter",
                 )
 
     async def _prompt(self, request: ParsedRequest, text: str) -> PreparedPrompt:
@@ -323,10 +321,9 @@ class TritonBackend:
         if request.top_logprobs:
             field = "logprobs" if request.endpoint == "completions" else "top_logprobs"
             if self._texts is None:
-                raise bad(
+                raise unsupported(
                     field,
                     f"{field} is not supported for model {request.model}: the gateway does not have its tokenizer",
-                    code="unsupported_parameter",
                 )
             given[_TOP], needed[_TOP] = request.top_logprobs, field
         if request.bad_words:
@@ -358,11 +355,10 @@ class TritonBackend:
         ends = []
         for number in request.stop_token_ids:
             if number not in added:
-                raise bad(
+                raise unsupported(
                     "stop_token_ids",
                     f"stop_token_ids has {number}, which is not known as a special token of model {request.model}; its server accepts "
                     "stop words as text: put the text in stop",
-                    code="unsupported_parameter",
                 )
             ends.append(added[number].content)
         return ends
@@ -401,10 +397,8 @@ class TritonBackend:
         missing = {field for name, field in needed.items() if not self._client.model.takes(name)}
         if missing:
             names = ", ".join(sorted(missing))
-            raise bad(
-                min(missing),
-                f"model {self._served.name} does not support {names}: its server has no such input",
-                code="unsupported_parameter",
+            raise unsupported(
+                min(missing), f"model {self._served.name} does not support {names}: its server has no such input"
             )
 
     async def adapter(self, name: str) -> Mapping[str, session.Option]:
@@ -433,11 +427,7 @@ class TritonBackend:
             if error.failure is FailureClass.TRANSIENT:
                 raise unavailable(f"the server of model {name} does not respond") from error
             _LOG.warning("the LoRA adapter of %s: %s", name, error.message)
-            raise ApiError(
-                502, f"the server of model {name} did not accept its adapter", code="bad_gateway", reason="upstream"
-            ) from error
-
-    # ------------------------------------------------------------------------------------------------------ responses
+            raise bad_gateway(f"the server of model {name} did not accept its adapter") from error
 
     async def generate(
         self, name: str, prompt: PreparedPrompt, inputs: Mapping[str, session.Option], choice: Choice
@@ -485,25 +475,16 @@ class TritonBackend:
     def _failure(self, choice: Choice, *, passing: bool) -> ApiError:
         message = fields.shortened(choice.error or "", 300)
         if choice.timed_out:
-            return ApiError(
-                504,
-                f"no complete response within {self._params.generation_timeout_s:g} s",
-                code="timeout",
-                reason="timeout",
-            )
+            return timed_out(self._params.generation_timeout_s)
         if passing and choice.first_event_ns is None:
             return unavailable(f"the server of model {self._served.name} is not reachable, or is being restarted")
         if not passing and _GUIDE_TYPE in message:
-            return bad(
-                "response_format",
-                f"model {self._served.name} does not accept response_format: {message}",
-                code="unsupported_parameter",
+            return unsupported(
+                "response_format", f"model {self._served.name} does not accept response_format: {message}"
             )
         if not passing and _OF_THE_REQUEST.search(message):
             return ApiError(400, message, code="refused_by_server")
-        return ApiError(
-            502, f"the server of model {self._served.name} failed: {message}", code="bad_gateway", reason="upstream"
-        )
+        return bad_gateway(f"the server of model {self._served.name} failed: {message}")
 
     def _session(self) -> tuple[Session, bool]:
         """A session, and whether it was reused."""
@@ -559,12 +540,7 @@ async def _model_at(service: Service, name: str) -> str:
     if len(known) == 1:
         return known[0]
     has = ", ".join(known) if known else f"no {', '.join(tried[:-1])} or {tried[-1]}"
-    raise ApiError(
-        502,
-        f"the server of model {name} has {has}: --server-model {name}=MODEL selects one",
-        code="bad_gateway",
-        reason="upstream",
-    )
+    raise bad_gateway(f"the server of model {name} has {has}: --server-model {name}=MODEL selects one")
 
 
 def _follows_guides(parameters: Mapping[str, str] | None) -> bool:

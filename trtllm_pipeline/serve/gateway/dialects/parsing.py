@@ -170,8 +170,6 @@ class Reader:
         deltas, self._deltas = self._deltas, []
         return deltas
 
-    # -------------------------------------------------------------------------------------------------------- deciding
-
     def settle(self) -> None:
         """The text just read is syntax."""
         self._mark = self._position
@@ -194,8 +192,6 @@ class Reader:
         if end > self._mark:
             self._deltas.append(kind(self._text[self._mark : end]))
             self._mark = end
-
-    # ------------------------------------------------------------------------------------------------------------ text
 
     def more(self) -> Steps[bool]:
         """Wait for more text. False at the end of the response."""
@@ -319,8 +315,6 @@ class Reader:
             self._position = stop
             emit(piece)
 
-    # ------------------------------------------------------------------------------------------------------------ JSON
-
     def string(self) -> Steps[str]:
         """A JSON string. Raises BrokenError."""
         parts: list[str] = []
@@ -392,8 +386,6 @@ class Reader:
     def at_end(self) -> Steps[bool]:
         """True if no text follows."""
         return self._position == len(self._text) and not (yield from self.more())
-
-    # ----------------------------------------------------------------------------------------------------------- calls
 
     def call(self, name: str, read: Callable[[Emit], Steps[None]]) -> Steps[None]:
         """A call of `name`. `read` passes the arguments to its function as they arrive. Raises BrokenError."""
