@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from trtllm_pipeline.base import UsageError, terminal
+from trtllm_pipeline.base import Json, UsageError, terminal, user_files
 from trtllm_pipeline.show.cli import options, stage_options
 from trtllm_pipeline.show.cli.output import emit_as, note, terminal_width
 from trtllm_pipeline.tensorrt import params
@@ -170,7 +170,7 @@ def _load(
         stage_options.read_class(params.PerfParams, typed, {"slo": per_request or None}),
         Target.at(url, protocol, model, endpoint=endpoint_type, streaming=streaming, metrics=metrics_url),
         ExpectedServer(
-            options.pairs("--declare", declare, "="),
+            {name: _decoded(value) for name, value in options.pairs("--declare", declare).items()},
             engine
             if engine is not None and engine.suffix == ".gguf" and engine.is_file()
             else options.folder("--engine", engine),
@@ -223,7 +223,6 @@ def analyze(
       pipeline bench analyze perf-20260101-120000-4711.jsonl --tokenizer MODEL_DIR --slo ttft=300ms
       pipeline bench analyze perf-20260101-120000-4711.jsonl --trtllm-bench report.json
     """
-    from trtllm_pipeline.base import user_files
     from trtllm_pipeline.measure import LoadResult, analyze, engine_report, objectives
     from trtllm_pipeline.models import tokenizer_at
     from trtllm_pipeline.show.report import load_tables
@@ -251,6 +250,14 @@ def analyze(
 
 
 vars(analyze)["aliases"] = options.TOKENIZER_NAMES
+
+
+def _decoded(text: str) -> Json:
+    """The value of a JSON text, or the text."""
+    try:
+        return user_files.decode(text)
+    except ValueError:
+        return text
 
 
 def _new_file(option: str, path: Path) -> Path:

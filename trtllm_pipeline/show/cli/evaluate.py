@@ -126,7 +126,7 @@ def drift(
         format,
         data,
         csv=lambda _: score_tables.drift_csv(comparison),
-        table=lambda _: score_tables.drift_text(comparison),
+        table=lambda _: "\n".join(score_tables.drift_lines(comparison)),
     )
 
 

@@ -33,7 +33,7 @@ def execute(
     examples:
       pipeline stage replay .pipeline/store/build/FINGERPRINT/job.json --output-dir replay
     """
-    given = {name: Path(path) for name, path in (options.pair("--input", text, "=") for text in inputs or ())}
+    given = {name: Path(path) for name, path in options.pairs("--input", inputs).items()}
     read = read_job(Path(job))  # create no directory for a file that is not a job
     policy = provenance.policy()
     if policy.required:

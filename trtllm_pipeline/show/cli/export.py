@@ -89,7 +89,9 @@ def export(
     if not require_keys and not openai:
         raise UsageError("--no-require-keys requires --openai", hint="add --openai")
     store = options.known_store(workspace)
-    served = served_cell.served_cell(options.request_of_cell(ctx, store, matrix, cell, sets, toolchain), store)
+    served = served_cell.served_cell(
+        options.request_or_latest(ctx, store, matrix, [cell], sets, toolchain=toolchain), store
+    )
     folder = options.empty_folder(output_dir)  # before every file is read
     described = deployment.describe(
         served,

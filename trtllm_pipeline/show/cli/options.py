@@ -354,11 +354,11 @@ def without(function: Callable[..., Any], name: str) -> inspect.Signature:
 
 def request(
     matrix: str,
-    cells: Sequence[str] | None,
-    sets: Sequence[str] | None,
-    until: str | None,
-    toolchain: str | None,
-    assume: str | None,
+    cells: Sequence[str] | None = None,
+    sets: Sequence[str] | None = None,
+    until: str | None = None,
+    toolchain: str | None = None,
+    assume: str | None = None,
 ) -> Request:
     """The request that the options specify. Raises UsageError if the matrix is neither a file nor a shipped name."""
     from trtllm_pipeline.orchestrate import Request, matrices
@@ -370,11 +370,11 @@ def request_or_latest(
     ctx: typer.Context,
     store: Store | None,
     matrix: str | None,
-    cells: Sequence[str] | None,
-    sets: Sequence[str] | None,
-    until: str | None,
-    toolchain: str | None,
-    assume: str | None,
+    cells: Sequence[str] | None = None,
+    sets: Sequence[str] | None = None,
+    until: str | None = None,
+    toolchain: str | None = None,
+    assume: str | None = None,
 ) -> Request:
     """The request that the options specify. Without a matrix, they change the request of the workspace's latest run."""
     if matrix is not None:
@@ -396,26 +396,6 @@ def typed(ctx: typer.Context, name: str, value: str | None) -> str | None:
     """The value of an option, or None if it comes from the environment."""
     source = ctx.get_parameter_source(name)
     return None if source is not None and source.name == "ENVIRONMENT" else value
-
-
-def request_of_cell(
-    ctx: typer.Context,
-    store: Store,
-    matrix: str | None,
-    cell: str,
-    sets: Sequence[str] | None,
-    toolchain: str | None,
-) -> Request:
-    """The request for one cell to serve, from a matrix or from the workspace's latest run. Raises UsageError."""
-    return request_or_latest(ctx, store, matrix, [cell], sets, None, toolchain, None)
-
-
-def pair(option: str, text: str, sign: str) -> tuple[str, str]:
-    """Split NAME=VALUE. Raises UsageError."""
-    name, separator, value = text.partition(sign)
-    if not separator or not name or not value:
-        raise UsageError(f"{option} {text}: expected NAME{sign}VALUE")
-    return name, value
 
 
 def typed_again(workspace: str) -> str:
@@ -483,17 +463,14 @@ def positive(option: str, value: float) -> float:
     return value
 
 
-def pairs(option: str, texts: Sequence[str] | None, sign: str) -> dict[str, Any]:
-    """Names and values of a repeatable option. Values are decoded as JSON if possible. Raises UsageError."""
-    from trtllm_pipeline.base import user_files
-
+def pairs(option: str, texts: Sequence[str] | None) -> dict[str, str]:
+    """Names and values of a repeatable option. Raises UsageError."""
     values = {}
     for text in texts or ():
-        name, value = pair(option, text, sign)
-        try:
-            values[name] = user_files.decode(value)
-        except ValueError:
-            values[name] = value
+        name, _, value = text.partition("=")
+        if not name or not value:
+            raise UsageError(f"{option} {text}: expected NAME=VALUE")
+        values[name] = value
     return values
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import json
+import os
 import sys
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
@@ -17,15 +22,16 @@ from trtllm_pipeline.base import (
     StateError,
     UsageError,
     disk,
+    reading,
     terminal,
     writing,
 )
-from trtllm_pipeline.show.cli.following import follow
 
 if TYPE_CHECKING:
     from trtllm_pipeline.base import text_blocks
 
 T = TypeVar("T")
+_POLL_S: Final = 0.2
 
 
 def emit(text: str) -> None:
@@ -78,6 +84,37 @@ def emit_blocks(format: str, shown: Shown) -> None:
 
 def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def follow(path: Path, goes_on: Callable[[], bool]) -> Iterator[str]:
+    """The text of a file, and further text while `goes_on()` is true.
+
+    Meanwhile the file may be moved or recreated. It need not exist at first.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    file: FileIO | None = None
+    try:
+        while True:
+            # Checked before reading, so that everything written before the end is read.
+            going = goes_on()
+            data = b"" if file is None else file.read()
+            with suppress(FileNotFoundError):
+                status = path.stat()
+                if file is None or status.st_ino != os.fstat(file.fileno()).st_ino:
+                    before, file = file, FileIO(reading.open_fd(path))
+                    if before is not None:
+                        before.close()
+                elif status.st_size < file.tell():
+                    file.seek(0)
+                data += file.read()
+            if text := decoder.decode(data):
+                yield text
+            if not going:
+                return
+            time.sleep(_POLL_S)
+    finally:
+        if file is not None:
+            file.close()
 
 
 def print_log(path: Path, lines: int | None, goes_on: Callable[[], bool]) -> None:

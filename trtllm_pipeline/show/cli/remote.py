@@ -55,7 +55,7 @@ class ArtifactSelection:
         if self.matrix is not None:
             if self.run is not None:
                 raise UsageError("--run and --matrix cannot be combined", hint="give only one")
-            return options.request(self.matrix, self.cells, self.sets, self.until, self.toolchain, None)
+            return options.request(self.matrix, self.cells, self.sets, self.until, self.toolchain)
         if self.cells or self.sets or self.until:
             raise UsageError("--cells, --set and --until require --matrix", hint="add --matrix FILE, or name the CELL")
         return None

@@ -64,7 +64,7 @@ def search(
         None if min_accuracy is None else recommendation.parse_least(min_accuracy),
         None if gpu_hour is None else parse_prices(gpu_hour),
     )
-    request = pulling.of(options.request(matrix, cells, sets, None, toolchain, None))
+    request = pulling.of(options.request(matrix, cells, sets, toolchain=toolchain))
     request = request.changed(Request(Path(), executor=executor, ray_address=ray_address))
     if dry_run:
         store = options.store_at(workspace)  # a dry run never creates one

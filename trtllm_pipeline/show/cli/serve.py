@@ -196,7 +196,8 @@ def target_of(
             raise UsageError(f"{only[0]} is for a cell, but {what} is a directory, which determines its own toolchain")
         return target.of_folder(Path(what), tokenizer, probe.this_machine())
     store = options.known_store(workspace)
-    return target.of_request(options.request_of_cell(ctx, store, matrix, what, sets, toolchain), store, tokenizer)
+    request = options.request_or_latest(ctx, store, matrix, [what], sets, toolchain=toolchain)
+    return target.of_request(request, store, tokenizer)
 
 
 def _check_openai(openai: bool, typed: dict[str, Any]) -> None:

@@ -58,7 +58,7 @@ def status(
     if run is not None and matrix is not None:
         raise UsageError("give --run or --matrix, not both")
     store = options.known_store(workspace)
-    plan = None if matrix is None else plan_of(options.request(matrix, cells, sets, None, toolchain, None), store)
+    plan = None if matrix is None else plan_of(options.request(matrix, cells, sets, toolchain=toolchain), store)
 
     def look() -> MatrixStatus:
         if plan is not None:

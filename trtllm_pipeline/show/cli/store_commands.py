@@ -70,7 +70,7 @@ class Needed:
         for matrix in self.keep_matrix or ():
             from trtllm_pipeline.orchestrate import plan_of
 
-            plan = plan_of(options.request(matrix, None, None, None, None, None), store, guess=True)
+            plan = plan_of(options.request(matrix), store, guess=True)
             matrices[matrix] = frozenset(run.fingerprint for run in plan.stage_runs.values())
         days = None if self.unused_for is None else self.unused_for / _DAY_S
         return unused.Roots(days, self.keep_latest, tuple(self.keep_run or ()), matrices)

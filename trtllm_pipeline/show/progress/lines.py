@@ -34,6 +34,8 @@ class QuietObserver(Observer):
     """Reports failures only. Like every observer, it publishes the time left for `pipeline status`."""
 
     _quiet_s = _ANNOUNCE_AFTER_S
+    _tells_all = False
+    """True if it also prints pulled artifacts and new nodes."""
     _run: str | None = None
     _time_left: TimeLeft | None = None
     _tracker: Tracker
@@ -79,11 +81,11 @@ class QuietObserver(Observer):
             self._say(*self._failure(run, error, seconds))
 
     def pulling(self, message: str, *, wrong: bool = False) -> None:
-        if wrong:
+        if wrong or self._tells_all:
             self._say(message)
 
     def node(self, name: str, *, gone: bool) -> None:
-        if gone:
+        if gone or self._tells_all:
             self._say(node_change(name, gone=gone))
 
     def retrying(self, cells: Sequence[Cell]) -> None:
@@ -100,11 +102,7 @@ class QuietObserver(Observer):
 class PlainObserver(QuietObserver):
     """Prints one line per event. Long stage runs and the time left are announced every minute, with progress."""
 
-    def pulling(self, message: str, *, wrong: bool = False) -> None:  # noqa: ARG002  all messages are printed
-        self._say(message)
-
-    def node(self, name: str, *, gone: bool) -> None:
-        self._say(node_change(name, gone=gone))
+    _tells_all = True
 
     def _begun(self) -> None:
         """Print the amount of work."""

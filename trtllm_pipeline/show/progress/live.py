@@ -72,6 +72,7 @@ class LiveObserver(QuietObserver):
 
     _live: Live | None = None
     _quiet_s = 0.0
+    _tells_all = True
     _catches = _to_suspend = False
     """True if Ctrl-Z is handled, and was pressed."""
 
@@ -117,10 +118,6 @@ class LiveObserver(QuietObserver):
         if status is _S.FAILED:
             first, *rest = failure(run, error, seconds, self.reported)
             self._above([f"{symbol(status, ascii_only=self._picture.ascii_only)} {first}", *rest], LOOKS[status].style)
-
-    def pulling(self, message: str, *, wrong: bool = False) -> None:  # noqa: ARG002  all messages are printed
-        """Print the message. The first frame follows."""
-        self._say(message)
 
     def node(self, name: str, *, gone: bool) -> None:
         self._above([node_change(name, gone=gone)])

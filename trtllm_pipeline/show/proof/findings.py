@@ -100,11 +100,8 @@ class DeepExamination:
             return f"the embedded toolchain on {self.machine.cpu}"
         return f"TensorRT-LLM {installation.release} on {' and '.join(gpus) or self.machine.cpu}"
 
-    def sentences(self) -> tuple[str, ...]:
+    def sentences(self) -> Iterator[str]:
         """Claims that documentation may make for this release and hardware. The results support no others."""
-        return tuple(self._sentences())
-
-    def _sentences(self) -> Iterator[str]:
         good = [each for each in self.findings if each.status is FindingStatus.VERIFIED]
         for toolchain in dict.fromkeys(each.toolchain for each in good if each.kind == "cell"):
             of_it = [each for each in good if each.toolchain == toolchain]

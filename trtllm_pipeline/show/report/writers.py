@@ -211,16 +211,7 @@ def to_markdown(
 # Terminal
 
 
-def to_table(
-    rows: Sequence[CellResult],
-    width: int,
-    *,
-    workspace: Path | None = None,
-    reported: Collection[str] = (),
-    verbose: bool = False,
-    forecast: ForecastCheck | None = None,
-    level: str = HIGHEST,
-) -> Group:
+def to_table(report: Report, width: int) -> Group:
     """The rows at one level as a table of at most `width` columns, failures, and notes, which are short unless `verbose`.
 
     Reasons in `reported` are not repeated. Columns that do not fit are dropped, highest rank first. So are cells beyond
@@ -230,9 +221,10 @@ def to_table(
     from rich.padding import Padding
     from rich.text import Text
 
+    rows, forecast = report.rows, report.forecast
     parts = shared_parts([row.id for row in rows])
     listed = rows if len(rows) <= _MAX_ROWS else [row for row in rows if row.status not in _NOTHING][:_MAX_ROWS]
-    every = columns(listed, level)
+    every = columns(listed, report.level)
     shown, by_model, name_width = _fit(listed, every, parts, width)
     parts_drawn: list[Any] = [Text(f"{summary_of(rows)}{'; all: ' + ' '.join(parts) if parts else ''}", "bold")]
     if listed:
@@ -240,7 +232,7 @@ def to_table(
     if len(rows) > len(listed):
         more = f"and {count(len(rows) - len(listed), 'more cell')}" if listed else "no cell has finished"
         parts_drawn.append(Text(f"{more}: see pipeline report --format csv", "dim"))
-    failures = failures_of(rows, workspace, reported)
+    failures = failures_of(rows, report.workspace, report.reported)
     for what, ids, details in failures[:_MAX_FAILURES]:
         names = [shorten(without(cell, parts), max(_MIN_NAME, width - 8)) for cell in ids]
         more = f", and {len(ids) - 3} more" if len(ids) > 3 else ""
@@ -251,7 +243,7 @@ def to_table(
     checked = [] if forecast is None else [text_blocks.TextLine(forecast.line(), "dim")]
     dropped = [column.head for column in every if column not in shown]
     below = [_in_short(rows, shown, dropped, width, checked)]
-    if verbose:
+    if report.verbose:
         below = [*_below(rows, shown), [*checked, *_checked(forecast)]]
     for lines in below:
         parts_drawn += [Text("\n" * (place == 0) + line.text, line.style) for place, line in enumerate(lines)]
@@ -624,16 +616,7 @@ def definitions_of(shown: Sequence[Column]) -> list[tuple[str, str]]:
 def write_table(report: Report) -> None:
     """Write the table of `pipeline report` and `pipeline run`, in color on a terminal."""
     width = _width_of(report.stream)
-    shown = to_table(
-        report.rows,
-        width,
-        workspace=report.workspace,
-        reported=report.reported,
-        verbose=report.verbose,
-        forecast=report.forecast,
-        level=report.level,
-    )
-    _print(shown, report.stream, width)
+    _print(to_table(report, width), report.stream, width)
 
 
 def write_json(report: Report) -> None:

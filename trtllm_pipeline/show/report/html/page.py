@@ -30,7 +30,7 @@ from trtllm_pipeline.orchestrate import CellResult, CellStatus, ForecastCheck, r
 from trtllm_pipeline.show.phrases import without
 from trtllm_pipeline.show.report import time_series
 from trtllm_pipeline.show.report.columns import HIGHEST, LOWEST, Column, columns, level_keys
-from trtllm_pipeline.show.report.comparable_loads import Workload, label_of, shortened, words, workloads
+from trtllm_pipeline.show.report.comparable_loads import label_of, shortened, words, workloads
 from trtllm_pipeline.show.report.compare_writers import of_page
 from trtllm_pipeline.show.report.comparison import Comparison
 from trtllm_pipeline.show.report.pareto import pareto_front
@@ -206,7 +206,11 @@ def _data(
             of_cell.setdefault(cell, []).append(place)
     full = workloads(rows)
     workload_of_row = shortened(full)
-    fronts = {point for one in set(full) for point in pareto_front(_of(rows, full, one))}
+    fronts = {
+        point
+        for one in set(full)
+        for point in pareto_front(row for row, load in zip(rows, full, strict=True) if load == one)
+    }
     under = {json.dumps(each): each for each in (_under(row) for row in rows)}
     places = {text: place for place, text in enumerate(under)}
     brief = sum(len(stage.log) + len(stage.server_log) for stage in record.stages) <= _LOGS_BYTES
@@ -248,10 +252,6 @@ def _server(stages: Sequence[StageRecord]) -> dict[str, str]:
     """The server's own command. Omitted if it is unknown, so that 1000 cells take at most 1.5 MB."""
     known = (stage.server_command for stage in stages if stage.server_command)
     return {"server": command} if (command := next(known, None)) else {}
-
-
-def _of(rows: Sequence[CellResult], workload_of_row: Sequence[Workload], wanted: Workload) -> list[CellResult]:
-    return [row for row, workload in zip(rows, workload_of_row, strict=True) if workload == wanted]
 
 
 def _certain(level: LevelResult) -> dict[str, Any]:
