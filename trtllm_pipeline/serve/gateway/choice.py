@@ -7,7 +7,14 @@ from typing import Final, NamedTuple
 
 from trtllm_pipeline.measure import session
 from trtllm_pipeline.serve.gateway.api_error import ApiError
-from trtllm_pipeline.serve.gateway.dialects import AnswerParser, CallArguments, CallStart, Content, Delta, Reasoning
+from trtllm_pipeline.serve.gateway.dialects.parsing import (
+    AnswerParser,
+    CallArguments,
+    CallStart,
+    Content,
+    Delta,
+    Reasoning,
+)
 from trtllm_pipeline.serve.gateway.stops import StopWords
 
 CUT: Final = "\ufffd"

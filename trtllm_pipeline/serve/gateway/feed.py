@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from trtllm_pipeline.serve.gateway.api_error import ApiError
 from trtllm_pipeline.serve.gateway.choice import Choice
-from trtllm_pipeline.serve.gateway.dialects import Content
+from trtllm_pipeline.serve.gateway.dialects.parsing import Content
 from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
 from trtllm_pipeline.serve.gateway.openai_answers import Answers, TokenUsage, failed_event
 from trtllm_pipeline.serve.gateway.openai_backend import Passed

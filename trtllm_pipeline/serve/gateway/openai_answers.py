@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from trtllm_pipeline.serve.gateway.api_error import ApiError
 from trtllm_pipeline.serve.gateway.choice import CUT, Choice, Token
-from trtllm_pipeline.serve.gateway.dialects import CallArguments, CallStart, Content, Delta, Reasoning
+from trtllm_pipeline.serve.gateway.dialects.parsing import CallArguments, CallStart, Content, Delta, Reasoning
 from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
 from trtllm_pipeline.serve.gateway.parsed_request import ParsedRequest
 

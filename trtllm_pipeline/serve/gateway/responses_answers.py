@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from trtllm_pipeline.serve.gateway.api_error import ApiError
 from trtllm_pipeline.serve.gateway.choice import Choice, Token
-from trtllm_pipeline.serve.gateway.dialects import CallArguments, CallStart, Content, Delta, Reasoning
+from trtllm_pipeline.serve.gateway.dialects.parsing import CallArguments, CallStart, Content, Delta, Reasoning
 from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
 from trtllm_pipeline.serve.gateway.openai_answers import Answers, TokenUsage, named_log_probs
 from trtllm_pipeline.serve.gateway.parsed_request import ParsedRequest

@@ -30,14 +30,9 @@ from trtllm_pipeline.serve.gateway.api_error import (
     unsupported,
 )
 from trtllm_pipeline.serve.gateway.choice import Choice
-from trtllm_pipeline.serve.gateway.dialects import (
-    AnswerParser,
-    Dialect,
-    DialectError,
-    Turn,
-    dialect_for,
-    special_markers,
-)
+from trtllm_pipeline.serve.gateway.dialects import dialect_for
+from trtllm_pipeline.serve.gateway.dialects.dialect import Dialect, DialectError, Turn, special_markers
+from trtllm_pipeline.serve.gateway.dialects.parsing import AnswerParser
 from trtllm_pipeline.serve.gateway.gateway_config import OF_TRITON, OfferedModel
 from trtllm_pipeline.serve.gateway.model_texts import ModelTexts, PromptTokens
 from trtllm_pipeline.serve.gateway.parsed_request import Guide, ParsedRequest

@@ -35,18 +35,7 @@ from trtllm_pipeline.serve.gateway.keys import read_keys
 from trtllm_pipeline.serve.kept import servers, signed
 from trtllm_pipeline.serve.kept.prometheus_setup import write_targets
 from trtllm_pipeline.serve.kept.serve_target import ServeTarget, require_text, write_repository
-from trtllm_pipeline.serve.kept.servers import (
-    GATEWAY_CONFIG,
-    LOCK,
-    SERVER_FILE,
-    STOP,
-    STOPPED_REASON,
-    Keeper,
-    KeptOptions,
-    KeptRecord,
-    KeptServer,
-    State,
-)
+from trtllm_pipeline.serve.kept.servers import Keeper, KeptOptions, KeptRecord, KeptServer, State
 from trtllm_pipeline.tensorrt import FAILURE_FILE, JOB, OUT, SERVICE_FILE, triton_server
 from trtllm_pipeline.tensorrt import params as stage_params
 
@@ -124,7 +113,7 @@ def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
             f"server {name} already exists: {servers.look(folder).state.value}",
             hint=f"pipeline serve restart {name} or stop {name}; --name sets another name for the new one",
         )
-    fresh = not (folder / SERVER_FILE).exists()
+    fresh = not (folder / servers.SERVER_FILE).exists()
     try:
         os.truncate(lock.fd, 0)
         _record(target, wish, _ports_before(folder)).write(folder)  # first, so that others see it starting
@@ -133,7 +122,7 @@ def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
         with nullcontext() if target.cell is None else Store(workspace).in_use():
             _check_inputs_exist(name, map(str, target.inputs.values()), shlex.join(wish.command))
         triton_server.remove_stale_leftovers()
-        for each in (SERVICE_FILE, GATEWAY_FILE, GATEWAY_CONFIG, FAILURE_FILE, STOP):
+        for each in (SERVICE_FILE, GATEWAY_FILE, servers.GATEWAY_CONFIG, FAILURE_FILE, servers.STOP):
             (folder / each).unlink(missing_ok=True)
         shutil.rmtree(folder / OUT, ignore_errors=True)
         (folder / OUT).mkdir()
@@ -143,7 +132,7 @@ def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
             repository.mkdir()
         _job(target, wish, write_repository(target, repository), folder).write(folder / JOB)
         if wish.gateway:
-            _gateway(target, wish, folder).write(folder / GATEWAY_CONFIG)
+            _gateway(target, wish, folder).write(folder / servers.GATEWAY_CONFIG)
         _spawn(folder, lock)
         return servers.look(folder)
     except BaseException as error:
@@ -307,12 +296,12 @@ def stop(server: KeptServer) -> KeptServer:
     Raises StateError if its keeper cannot be ended.
     """
     folder = server.folder
-    patience_s = _STOP_S + sum(_stop_timeout_s(folder / name) for name in (JOB, GATEWAY_CONFIG))
+    patience_s = _STOP_S + sum(_stop_timeout_s(folder / name) for name in (JOB, servers.GATEWAY_CONFIG))
     try:
         _end(server, patience_s)
         server = _recorded(servers.look(folder))
     finally:
-        (folder / STOP).unlink(missing_ok=True)
+        (folder / servers.STOP).unlink(missing_ok=True)
     triton_server.remove_stale_leftovers()
     for each in (SERVICE_FILE, GATEWAY_FILE):
         (folder / each).unlink(missing_ok=True)
@@ -355,8 +344,8 @@ def _end(server: KeptServer, patience_s: float) -> None:
             _signal_all(folder, signal.SIGKILL)
         elif late:
             raise StateError(
-                f"server {server.name} does not end: a process still holds {folder / LOCK}",
-                hint=f"fuser {shlex.quote(str(folder / LOCK))} shows which",
+                f"server {server.name} does not end: a process still holds {folder / servers.LOCK}",
+                hint=f"fuser {shlex.quote(str(folder / servers.LOCK))} shows which",
             )
         wake_s = _wake(folder, wake_s)
         time.sleep(_POLL_S)
@@ -365,7 +354,7 @@ def _end(server: KeptServer, patience_s: float) -> None:
 def _mark(folder: Path) -> None:
     """Record that a server is being stopped, in case its keeper cannot yet or can no longer."""
     with suppress(OSError):
-        (folder / STOP).touch()
+        (folder / servers.STOP).touch()
 
 
 def _wake(folder: Path, due_s: float) -> float:
@@ -393,7 +382,7 @@ def _recorded(server: KeptServer) -> KeptServer:
     record = server.record
     if record is not None and record.state.alive and (lock := servers.take(server.folder)):
         with suppress(OSError):  # a full disk does not prevent a stop
-            servers.changed(record, State.STOPPED, STOPPED_REASON, None, time.time()).write(server.folder)
+            servers.changed(record, State.STOPPED, servers.STOPPED_REASON, None, time.time()).write(server.folder)
         lock.release()
     return servers.look(server.folder)
 
@@ -432,7 +421,7 @@ def restart(server: KeptServer, *, require_signed: bool = False, trusted_keys: P
     if lock is None:
         raise UsageError(f"server {server.name} is {servers.look(folder).state.value}", hint="pipeline serve ps")
     try:
-        (folder / STOP).unlink(missing_ok=True)
+        (folder / servers.STOP).unlink(missing_ok=True)
         os.truncate(lock.fd, 0)
         replace(record, state=State.STARTING, reason=None, keeper=None).write(folder)
         _spawn(folder, lock)

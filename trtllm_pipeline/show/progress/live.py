@@ -36,26 +36,9 @@ from trtllm_pipeline.base import (
 )
 from trtllm_pipeline.orchestrate import StageRun
 from trtllm_pipeline.show.phrases import groups, without
+from trtllm_pipeline.show.progress import views
 from trtllm_pipeline.show.progress.lines import QuietObserver
 from trtllm_pipeline.show.progress.tracker import NOTHING_TO_DO, Tracker
-from trtllm_pipeline.show.progress.views import (
-    GROUPS,
-    LOOKS,
-    bar,
-    failure,
-    flow,
-    grid,
-    group_line,
-    growing,
-    infeasible,
-    legend,
-    node_change,
-    progress_text,
-    retries,
-    share,
-    stage_line,
-    symbol,
-)
 
 _S = StageStatus
 _REDRAW_S: Final = 0.15
@@ -82,7 +65,7 @@ class LiveObserver(QuietObserver):
         self._frame: list[Text] = []
         self._size = (0, 0)
         self._drawn_s = float("-inf")
-        self._above(infeasible(self._tracker.plan.cells, self.reported))
+        self._above(views.infeasible(self._tracker.plan.cells, self.reported))
         if not self._tracker.to_do:
             return self._above([NOTHING_TO_DO])
         self._start()
@@ -116,14 +99,17 @@ class LiveObserver(QuietObserver):
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
         self._tracker.changed(run, status, seconds)
         if status is _S.FAILED:
-            first, *rest = failure(run, error, seconds, self.reported)
-            self._above([f"{symbol(status, ascii_only=self._picture.ascii_only)} {first}", *rest], LOOKS[status].style)
+            first, *rest = views.failure(run, error, seconds, self.reported)
+            self._above(
+                [f"{views.symbol(status, ascii_only=self._picture.ascii_only)} {first}", *rest],
+                views.LOOKS[status].style,
+            )
 
     def node(self, name: str, *, gone: bool) -> None:
-        self._above([node_change(name, gone=gone)])
+        self._above([views.node_change(name, gone=gone)])
 
     def retrying(self, cells: Sequence[Cell]) -> None:
-        self._above(retries(cells))
+        self._above(views.retries(cells))
 
     def waiting(self, run: StageRun, why: str) -> None:
         self._tracker.waits(run, " ".join(terminal.clean(why).split()))
@@ -200,7 +186,7 @@ class Picture:
         cells = self.tracker.plan.feasible
         most = max(1, min(_MAX_ACTIVE, height // 4))
         statuses = (status for status, number in self.tracker.counts.items() if number)
-        last = [*self._summary(width, final=final), *legend(statuses, width=width, ascii_only=self.ascii_only)]
+        last = [*self._summary(width, final=final), *views.legend(statuses, width=width, ascii_only=self.ascii_only)]
         below = last if final else [*self._active(width, most), *last]
         head = [Text("all cells: " + " ".join(self._shared), "dim")] if self._shared else []
         room = height - len(head) - len(below)
@@ -230,7 +216,7 @@ class Picture:
         for cell in cells:
             runs = (tracker.plan.stage_runs[run] for run in tracker.plan.by_cell[cell])
             lines.append((without(cell, self._shared), {run.stage.name: tracker.statuses[run.id] for run in runs}))
-        return grid(lines, self._stages, width=width, ascii_only=self.ascii_only)
+        return views.grid(lines, self._stages, width=width, ascii_only=self.ascii_only)
 
     def _grouped(self, most: int) -> dict[str, int]:
         """Up to `most` groups of cells with their sizes, or none if cells cannot be grouped."""
@@ -251,8 +237,8 @@ class Picture:
 
     def _groups(self, groups: Mapping[str, int], width: int) -> list[Text]:
         counts = self.tracker.by_group
-        lines = [group_line(group, number, self._stages, counts) for group, number in groups.items()]
-        return grid(lines, self._stages, width=width, ascii_only=self.ascii_only, title=GROUPS)
+        lines = [views.group_line(group, number, self._stages, counts) for group, number in groups.items()]
+        return views.grid(lines, self._stages, width=width, ascii_only=self.ascii_only, title=views.GROUPS)
 
     def _eventful(self) -> Iterator[CellId]:
         """Cells with running stages, then failed cells, latest first. One per stage run."""
@@ -262,7 +248,7 @@ class Picture:
         yield from dict.fromkeys((*running, *failed))
 
     def _stage(self, stage: str, width: int) -> Text:
-        return stage_line(
+        return views.stage_line(
             stage,
             {status: self.tracker.by_stage[stage, status] for status in StageStatus},
             name_width=max(map(len, self._stages)),
@@ -282,7 +268,7 @@ class Picture:
         names = [self._named(run) for run, _, _ in lines]
         longest = max(map(len, names), default=0)
         for (run, status, doing), name in zip(lines, names, strict=True):
-            text = Text(f"{symbol(status, ascii_only=self.ascii_only)} ", LOOKS[status].style)
+            text = Text(f"{views.symbol(status, ascii_only=self.ascii_only)} ", views.LOOKS[status].style)
             text.append(f"{run.stage.name:<{stage_width}}  ", "bold")
             own_line = len(text) + _LEAST_NAME + 2 + len(doing) > width
             name_width = max(_LEAST_NAME, width - len(text) - (0 if own_line else len(doing) + 2))
@@ -312,15 +298,15 @@ class Picture:
 
     def _doing(self, run: StageRun, seconds: float, width: int) -> str:
         progress = self.progress.get(run.id)
-        part = share(progress)
+        part = views.share(progress)
         if part is not None and width < _WIDE:
-            return f"{part:.0%}, {growing(seconds)}"
-        drawn = "" if part is None else bar(part, 10, ascii_only=self.ascii_only).plain + " "
-        own = progress_text(progress)
-        return f"{drawn}{own + ', ' if own else ''}{growing(seconds)}"
+            return f"{part:.0%}, {views.growing(seconds)}"
+        drawn = "" if part is None else views.bar(part, 10, ascii_only=self.ascii_only).plain + " "
+        own = views.progress_text(progress)
+        return f"{drawn}{own + ', ' if own else ''}{views.growing(seconds)}"
 
     def _summary(self, width: int, *, final: bool) -> list[Text]:
         elapsed = self.tracker.elapsed_s
-        parts = [*self.tracker.summary(), duration(elapsed) if final else growing(elapsed)]
+        parts = [*self.tracker.summary(), duration(elapsed) if final else views.growing(elapsed)]
         parts += [left] if not final and (left := self.tracker.left_text()) else []
-        return flow([Text(part, "bold") for part in parts], width, gap="  ")
+        return views.flow([Text(part, "bold") for part in parts], width, gap="  ")
