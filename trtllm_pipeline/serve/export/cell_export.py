@@ -80,9 +80,7 @@ def export_targets(deployment: Deployment, targets: Sequence[str], folder: Path)
 
 
 def next_steps(deployment: Deployment, store: Store, folders: Mapping[str, Path]) -> dict[str, list[str]]:
-    """The commands to type after the export to `directories`, by target. Each container target serves a bundle: `bundle` has
-    the command that writes it if the export did not.
-    """
+    """The commands to type after the export, by target. `bundle` has the one that writes a missing bundle."""
     targets = [target for target in folders if target == "compose" or target in _READY]
     if not targets:
         return {}

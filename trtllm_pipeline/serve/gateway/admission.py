@@ -30,9 +30,7 @@ class Admission:
         return True
 
     async def wait(self, count: int) -> None:
-        """Wait for `count` places. Raises ApiError 429 if too many requests are waiting already, or the wait takes too
-        long.
-        """
+        """Wait for `count` places. Raises ApiError 429 if too many requests wait already, or after a timeout."""
         if len(self._waiting) >= self.queue:
             raise self._busy(f"{self.taken} requests are in progress and {len(self._waiting)} wait", "queue_full")
         loop = asyncio.get_running_loop()

@@ -97,9 +97,7 @@ class Choice(session.Answer):
             self.end()
 
     def _added(self, text: str) -> str:
-        """The new text of a response that repeats all text so far. A split character is returned whole with a later
-        response.
-        """
+        """The new text of a response that repeats all text so far. A split character comes whole with a later one."""
         whole = text.rstrip(CUT)
         length = len(self._accumulated)
         if len(whole) <= length or not whole.startswith(self._accumulated):

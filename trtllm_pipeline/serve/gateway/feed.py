@@ -201,9 +201,7 @@ class ChoicesFeed(_Waking):
             parts.append(answers.finish(index, str(choice.finish)))
 
     def usage(self) -> TokenUsage:
-        """Token counts from the server, or else from the model's tokenizer. A prompt shared by several choices counts
-        once.
-        """
+        """Token counts from the server, or from the model's tokenizer. A prompt that choices share counts once."""
         n = self._asked.n
         prompts: list[int | None] = []
         for index in range(0, len(self._prompts), n):

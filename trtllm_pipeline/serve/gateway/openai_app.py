@@ -236,9 +236,7 @@ class GatewayApp:
             self._had_large |= size is None or size > _LARGE_BYTES
 
     def _checked(self, scope: Scope) -> int | None:
-        """Size of the body, if the request states it. Raises ApiError for requests that are refused before the body is
-        read.
-        """
+        """Size of the body, if known. Raises ApiError for requests that are refused before their body is read."""
         self._authorize(scope)
         if self.stopping:
             raise unavailable("the gateway is being stopped")
@@ -418,9 +416,7 @@ class GatewayApp:
         return feed, [backend.generate(*each) for each in work]
 
     async def _send(self, sending: _Sending, metrics: RequestMetrics, send: Send) -> int:
-        """Send the content of the feed until its end; returns the status for the metrics. Raises ApiError if nothing
-        has been sent yet.
-        """
+        """Send the feed until its end; returns the status for metrics. Raises ApiError if nothing has been sent."""
         feed = sending.feed
         begun = over = False
         while not over:

@@ -135,9 +135,7 @@ class ModelMetrics:
 
 
 class RequestMetrics:
-    """Metrics of one request: `queued`, `started`, `output` and `tokens` for each response, `usage`, and always
-    `finish`.
-    """
+    """Metrics of one request: `queued`, `started`, `output` and `tokens` by response, `usage`, always `finish`."""
 
     def __init__(self, model: ModelMetrics, endpoint: str) -> None:
         self._model = model

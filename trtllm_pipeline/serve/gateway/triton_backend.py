@@ -194,9 +194,7 @@ class TritonBackend:
 
     @property
     def count(self) -> Callable[[str], int] | None:
-        """Tokenizer function that counts the tokens of a response, for a server that sends several at a time. None if
-        it sends one at a time, or if that is unknown.
-        """
+        """Counts the tokens of a response, for a server that sends several at a time. None for other servers."""
         return None if self._texts is None or self._client.model.decoupled else self._texts.answer_tokens
 
     async def ready(self) -> bool:
@@ -239,9 +237,7 @@ class TritonBackend:
         return [replace(first, parser=each.parser, guide=given) for each in started]
 
     def _check_special_tokens(self, request: ParsedRequest) -> None:
-        """Raise ApiError if a request wants special tokens handled in a way that the server, which has no field for it,
-        does not.
-        """
+        """Raise ApiError if a request wants other handling of special tokens than its server has for all."""
         # A chat template writes the special tokens itself.
         added = request.endpoint == "completions" and self._special
         for name, wanted, done in (
@@ -297,9 +293,7 @@ class TritonBackend:
         return min(left, wanted or left)
 
     def inputs(self, request: ParsedRequest, prompt: PreparedPrompt, number: int) -> dict[str, session.Option]:
-        """Input tensors of choice `number` besides prompt and length. Raises ApiError for fields that the model does
-        not have.
-        """
+        """Input tensors of choice `number` besides prompt and length. Raises ApiError for unsupported fields."""
         model = self._client.model
         given: dict[str, session.Option] = {**self._always}
         needed: dict[str, str] = {}
@@ -427,9 +421,7 @@ class TritonBackend:
     async def generate(
         self, name: str, prompt: PreparedPrompt, inputs: Mapping[str, session.Option], choice: Choice
     ) -> None:
-        """Fill `choice` of a request for the offered model `name`. A cancelled call returns once the server has ended
-        the request.
-        """
+        """Fill `choice` of a request for model `name`. A cancelled call returns after the server has ended it."""
         request = GenerationRequest(prompt.text, prompt.max_tokens, inputs)
         again = False
         while True:
@@ -539,9 +531,7 @@ async def _model_at(service: Service, name: str) -> str:
 
 
 def _follows_guides(parameters: Mapping[str, str] | None) -> bool:
-    """True if an engine, by its model's parameters, has a guided decoding backend. It accepts the inputs without one as
-    well.
-    """
+    """True if an engine has a guided decoding backend. It accepts the inputs without one as well."""
     if parameters is None:
         return True  # a model of another kind only has the inputs if it supports them
     name = parameters.get("guided_decoding_backend", "")

@@ -238,9 +238,7 @@ def _gateway(target: ServeTarget, wish: Wish, folder: Path) -> GatewayConfig:
 
 
 def _spawn(folder: Path, lock: claims.Claim) -> None:
-    """Start the keeper in a new session. It takes over the lock and outlives this terminal. Interrupts are deferred
-    meanwhile.
-    """
+    """Start the keeper in a new session. It takes over the lock and outlives this terminal. Interrupts wait."""
     with _uninterrupted(), (folder / LOG).open("ab") as log:
         keeper = subprocess.Popen(
             [sys.executable, "-m", "trtllm_pipeline.serve.kept.keeper", str(folder), str(lock.fd)],
@@ -318,9 +316,7 @@ def _stop_timeout_s(file: Path) -> float:
 
 
 def _end(server: KeptServer, patience_s: float) -> None:
-    """End all processes of a server, including those that another command starts under its name meanwhile. Raises
-    StateError.
-    """
+    """End all processes of a server, also those that another command starts meanwhile. Raises StateError."""
     folder, signaled, forced, wake_s = server.folder, set[tuple[Keeper, signal.Signals]](), False, 0.0
     deadline = time.monotonic() + patience_s
     _mark(folder)
@@ -358,9 +354,7 @@ def _mark(folder: Path) -> None:
 
 
 def _wake(folder: Path, due_s: float) -> float:
-    """Continue the stopped (SIGSTOP) processes of a server, which can neither start nor obey, once it is `due_s`.
-    Returns the next time.
-    """
+    """Continue the suspended processes of a server, which could not obey, once it is `due_s`. Returns the next time."""
     if time.monotonic() < due_s:
         return due_s
     _signal_all(folder, signal.SIGCONT)

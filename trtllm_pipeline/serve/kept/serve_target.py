@@ -121,9 +121,7 @@ def of_cell(served: served_cell.ServedCell) -> ServeTarget:
 
 
 def of_folder(folder: Path, model_folder: Path | None, machine: Machine) -> ServeTarget:
-    """The target for a directory. Raises UsageError for one that cannot be served, PlanError if the machine lacks a
-    requirement.
-    """
+    """The target for a directory. Raises UsageError if it cannot be served, PlanError if this machine cannot."""
     folder = folder.absolute()
     if not (folder / "config.json").is_file() and (folder / OUT).is_dir():
         folder /= OUT  # an artifact's directory
@@ -278,9 +276,7 @@ def _of(
 
 
 def write_repository(target: ServeTarget, out: Path) -> Path:
-    """The repository of a target. For an engine, it is written into the empty directory `out`, which stays empty if the
-    server does not need one. Raises StageError.
-    """
+    """The repository of a target, written into the empty `out` if an engine's server needs one. Raises StageError."""
     if "repository" in target.inputs:
         return target.inputs["repository"]
     if "repository" not in target.launch.inputs:

@@ -277,9 +277,7 @@ def folder_of(workspace: Path, name: str) -> Path:
 
 
 def find(workspace: Path) -> list[KeptServer]:
-    """All managed servers of a workspace, by name. Damaged ones are included as failed. Servers that are just being
-    removed are not.
-    """
+    """All managed servers of a workspace, by name. Damaged ones count as failed. Those being removed are left out."""
     try:
         names = sorted(
             each.name
@@ -360,9 +358,7 @@ def changed(record: KeptRecord, state: State, reason: str | None, hint: str | No
 
 
 def identify(lock_fd: int, keeper: Keeper, last: tuple[State, str] | None = None) -> None:
-    """Write the owner into a held lock, and its final state. Overwrites reserved space, so a full disk is not a
-    problem.
-    """
+    """Write the owner into a held lock, and its final state. It overwrites reserved space: the disk may be full."""
     record = {}
     if last is not None:
         reason = last[1].encode(errors="replace")[:_MOST_REASON_BYTES].decode(errors="ignore")
@@ -406,9 +402,7 @@ def is_held(folder: Path) -> bool:
 
 
 def holders(folder: Path) -> set[int]:
-    """The processes, as far as this user sees them, that have the lock of the server in `folder` open, except this
-    one.
-    """
+    """The other processes, as far as this user sees them, that have the lock of the server in `folder` open."""
     lock = str(folder / LOCK)
     keepers = set()
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):

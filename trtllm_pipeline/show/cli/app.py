@@ -112,9 +112,7 @@ _ABSENT: Final = dict.fromkeys(("help", "install_completion", "show_completion")
 
 
 def commands() -> tuple[Command, ...]:
-    """All commands. Those of stages come from the toolchains' tables, whose import takes longer than everything else
-    here.
-    """
+    """All commands. Those of stages come from the toolchains' tables, which import slowly."""
     from trtllm_pipeline.tensorrt import catalog
 
     stages = (

@@ -18,9 +18,7 @@ _Matrix = Annotated[str | None, options.argument("MATRIX", "Matrix, same as --ma
 
 
 def complete(function: Callable[..., Any], path: str) -> Callable[..., Any]:
-    """The command `path` with switches that are listed once, and cleaned output. If it has no other positional
-    arguments, a matrix is also its first argument.
-    """
+    """The command `path`, with switches listed once, and a matrix as its first argument if it has no other."""
     signature = inspect.signature(function, eval_str=True)
     parameters = [_listed_once(each).replace(kind=each.KEYWORD_ONLY) for each in signature.parameters.values()]
     matrix = signature.parameters.get("matrix")

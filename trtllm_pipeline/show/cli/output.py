@@ -48,9 +48,7 @@ def emit_json(value: Any) -> None:
 
 
 def emit_as(format: str, data: T, **writers: Callable[[T], Any]) -> None:
-    """Print `data` in the format of --format, by its writer, which returns text or a rich renderable. JSON without a
-    writer is `data`.
-    """
+    """Print `data` in the format of --format, by its writer, which returns text or rich content. JSON needs none."""
     shown = writers[format](data) if format in writers else data
     if format == "json":
         emit_json(shown)

@@ -217,9 +217,7 @@ def _in_panel(parameter: inspect.Parameter, title: str) -> inspect.Parameter:
 
 
 def read_class(cls: Callable[..., T], typed: Mapping[str, Any], *defaults: Mapping[str, Any]) -> T:
-    """An object of a parameter class: the typed values, else `defaults`, else its own. Raises UsageError with all
-    faults.
-    """
+    """An object of a parameter class: typed values, `defaults`, else its own. Raises UsageError with all faults."""
     found, wrong = _values(cls, typed)
     wrong += [] if wrong else faults(cls, found)
     if wrong:

@@ -85,9 +85,7 @@ class Judgement:
 
     @property
     def exit_code(self) -> int:
-        """1 for a broken condition, NOT_COMPARABLE for cells that cannot be compared, 1 if nothing else was compared
-        either, otherwise 0.
-        """
+        """1 for a broken condition or if nothing was compared, NOT_COMPARABLE for refused cells, otherwise 0."""
         if self.broken or not (self.comparison.pairs or self.comparison.refused):
             return 1
         return NOT_COMPARABLE if self.comparison.refused else 0

@@ -88,9 +88,7 @@ def _heads(outlook: Forecast) -> tuple[str, ...]:
 
 
 def _cells(plan: Plan, outlook: Forecast) -> str:
-    """The headline: numbers of cells and stage runs, and of cells that do not fit or exceed the memory by more than the
-    estimate's error.
-    """
+    """The headline: numbers of cells and stage runs, and of cells that are too large even with the estimate's error."""
     feasible = len(plan.feasible)
     beyond = (
         need
@@ -174,9 +172,7 @@ def _cells_of(needs: Iterable[estimates.Need], sharing: Mapping[tuple[str, str],
 
 
 def _notes(plan: Plan) -> list[str]:
-    """Facts missing from cell ids: different toolchains, the format of weights used as they are, and model parts that
-    servers ignore.
-    """
+    """Facts missing from cell ids: other toolchains, formats of weights used as they are, parts that servers ignore."""
     forms: dict[str, dict[str, None]] = {}
     for cell in plan.cells:
         if cell.precision == AS_IS and (form := cell.recipe.get("quantization")):

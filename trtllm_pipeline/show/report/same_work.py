@@ -20,9 +20,7 @@ Work = tuple[Workload, str, str]
 
 
 def work_of(cell: CellResult, workload: Workload, level: LevelResult) -> Work | None:
-    """The work of a cell at a level. None if other batch sizes change it: more requests in flight than fit in the
-    batch.
-    """
+    """The work of a cell at a level. None if more requests are in flight than fit in the batch."""
     batch = cell.axes.get(_BATCH)
     if not isinstance(batch, int) or level.concurrency is None or level.concurrency > batch:
         return None

@@ -219,9 +219,7 @@ def _forced(choice: str | Object | None, schemas: Mapping[str, Object]) -> str |
 
 
 def _messages(given: Sequence[Object], *, as_text: bool) -> list[dict[str, Any]]:
-    """The messages as templates expect them: contents are texts, arguments are objects, and results name the called
-    tool.
-    """
+    """The messages as templates expect them: texts, arguments as objects, and the called tool's name in results."""
     messages: list[dict[str, Any]] = []
     names: dict[str, str] = {}
     for number, message in enumerate(given):

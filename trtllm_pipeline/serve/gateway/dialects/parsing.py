@@ -256,9 +256,7 @@ class Reader:
         self._position -= length
 
     def until(self, *markers: str) -> Steps[str]:
-        """Read up to and including the first of `markers`; returns the text before it. Raises BrokenError if none
-        comes.
-        """
+        """Read up to and including the first of `markers`, and return the text before it. Raises BrokenError."""
         parts: list[str] = []
         if (yield from self.copy(parts.append, *markers)) is None:
             raise BrokenError
@@ -492,9 +490,7 @@ def _given(text: str, emit: Emit) -> Steps[None]:
 
 @lru_cache(maxsize=256)
 def _patterns(markers: Collection[str]) -> tuple[re.Pattern[str], re.Pattern[str], int]:
-    """A pattern for one of `markers`, a pattern for a partial one at the end of a text, and the length of the longest
-    one.
-    """
+    """Patterns for one of `markers` and for a partial one at the end of a text, and the length of the longest."""
     beginnings = {marker[:length] for marker in markers for length in range(1, len(marker))}
     ordered = sorted(beginnings, key=len, reverse=True) or ["\0"]
     whole = re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))))
