@@ -112,13 +112,7 @@ def _write_base(
 
 
 def _render(name: str, deployment: Deployment, folder: Path, *, target: str | None = None, **values: Any) -> None:
-    known = {
-        "d": deployment,
-        "models": MODELS,
-        "embedded": catalog.EMBEDDED,
-        "fill_limit_s": FILL_LIMIT_S,
-        **values,
-    }
+    known = {"d": deployment, "models": MODELS, "embedded": catalog.EMBEDDED, "fill_limit_s": FILL_LIMIT_S, **values}
 
     def part(name: str, **more: Any) -> str:
         return templates().get_template(f"{name}.yaml.j2").render({**known, "part": part, **more}).rstrip("\n")

@@ -313,12 +313,7 @@ def _completion(body: Mapping[str, Any]) -> dict[str, Any]:
     echo = flag(body, "echo")
     if logprobs is not None and echo:
         raise bad("echo", "echo cannot be combined with logprobs: the server returns none for the prompt")
-    return {
-        "prompts": tuple(prompts),
-        "logprobs": logprobs is not None,
-        "top_logprobs": logprobs or 0,
-        "echo": echo,
-    }
+    return {"prompts": tuple(prompts), "logprobs": logprobs is not None, "top_logprobs": logprobs or 0, "echo": echo}
 
 
 def guide_of(request: Mapping[str, Any], where: str = "response_format", inside: str = "json_schema") -> Guide | None:

@@ -121,11 +121,7 @@ def grafana_files(folder: Path, prometheus_url: str) -> dict[str, Mapping[str, A
         "isDefault": True,
         "jsonData": {"timeInterval": f"{SCRAPE_S}s"},
     }
-    provider = {
-        "name": JOB,
-        "type": "file",
-        "options": {"path": str(folder.absolute() / "grafana" / "dashboards")},
-    }
+    provider = {"name": JOB, "type": "file", "options": {"path": str(folder.absolute() / "grafana" / "dashboards")}}
     return {
         "grafana/provisioning/datasources/prometheus.yml": {"apiVersion": 1, "datasources": [source]},
         "grafana/provisioning/dashboards/pipeline.yml": {"apiVersion": 1, "providers": [provider]},

@@ -279,8 +279,7 @@ def _mistake(error: typer.TyperException) -> Exception:
     if getattr(error, "option_name", "") == "-m" and any(param.name == "model" for param in params):
         hint = "--model NAME (-m is --matrix in other commands)"  # the short option for the model in other load clients
     return UsageError(
-        message[:1].lower() + message[1:] + (f"; did you mean {' or '.join(near)}?" if near else ""),
-        hint=hint,
+        message[:1].lower() + message[1:] + (f"; did you mean {' or '.join(near)}?" if near else ""), hint=hint
     )
 
 

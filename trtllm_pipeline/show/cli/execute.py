@@ -19,9 +19,7 @@ def execute(
     inputs: Annotated[
         list[str] | None,
         options.option(
-            "--input",
-            "NAME=PATH",
-            "Replace the job's input NAME, e.g. service=FILE to use your own server.",
+            "--input", "NAME=PATH", "Replace the job's input NAME, e.g. service=FILE to use your own server."
         ),
     ] = None,
     format: options.TextOrJson = "text",

@@ -14,15 +14,12 @@ from trtllm_pipeline.show.cli.output import emit, emit_as, note
 def export(
     ctx: typer.Context,
     cell: Annotated[
-        str,
-        options.argument("CELL", "Cell id, pattern or part of an id.", complete=options.completion.cells),
+        str, options.argument("CELL", "Cell id, pattern or part of an id.", complete=options.completion.cells)
     ],
     to: Annotated[
         str,
         options.option(
-            "--to",
-            "TARGETS",
-            "Targets, separated by commas: bundle, compose, kubernetes, lws, kserve, hub.",
+            "--to", "TARGETS", "Targets, separated by commas: bundle, compose, kubernetes, lws, kserve, hub."
         ),
     ],
     output_dir: Annotated[

@@ -60,11 +60,7 @@ def _command(
     ] = None,
     adapter: Annotated[
         list[str] | None,
-        _of(
-            "--adapter",
-            "NAME:ADAPTER=DIR",
-            "LoRA adapter for the model's server. Clients request NAME:ADAPTER.",
-        ),
+        _of("--adapter", "NAME:ADAPTER=DIR", "LoRA adapter for the model's server. Clients request NAME:ADAPTER."),
     ] = None,
     host: Annotated[
         str | None,

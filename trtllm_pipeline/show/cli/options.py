@@ -84,11 +84,7 @@ def _matrix(default: str) -> Any:
 Workspace = Annotated[
     str,
     option(
-        "-w --workspace",
-        "DIR",
-        "Workspace directory with all results.",
-        envvar="PIPELINE_WORKSPACE",
-        callback=_named,
+        "-w --workspace", "DIR", "Workspace directory with all results.", envvar="PIPELINE_WORKSPACE", callback=_named
     ),
 ]
 Matrix = Annotated[str, _matrix("listed by pipeline matrix list")]
@@ -106,9 +102,7 @@ Cells = Annotated[
 Sets = Annotated[
     list[str] | None,
     option(
-        "--set",
-        "KEY=VALUE",
-        "Change a setting, an axis or a recipe, e.g. settings.perf.max_tokens=64. Repeatable.",
+        "--set", "KEY=VALUE", "Change a setting, an axis or a recipe, e.g. settings.perf.max_tokens=64. Repeatable."
     ),
 ]
 Toolchain = Annotated[
@@ -131,12 +125,7 @@ Assume = Annotated[
 ]
 Run = Annotated[
     str | None,
-    option(
-        "--run",
-        "RUN",
-        "Only this run: latest, latest~1, a name, an id or an id prefix.",
-        complete=completion.runs,
-    ),
+    option("--run", "RUN", "Only this run: latest, latest~1, a name, an id or an id prefix.", complete=completion.runs),
 ]
 MeasuredRun = Annotated[
     str,
@@ -235,17 +224,11 @@ RequireSigned = Annotated[
 ]
 TrustedKeys = Annotated[
     Path | None,
-    option(
-        "--trusted-keys",
-        "DIR",
-        "Directory of trusted public keys (*.pem, *.pub).",
-        envvar="PIPELINE_TRUSTED_KEYS",
-    ),
+    option("--trusted-keys", "DIR", "Directory of trusted public keys (*.pem, *.pub).", envvar="PIPELINE_TRUSTED_KEYS"),
 ]
 """With RequireSigned, the arguments of `provenance.policy`."""
 AllowOtherGpu = Annotated[
-    bool,
-    switch("--allow-other-gpu", "Also pull engines built on another GPU of the same compute capability."),
+    bool, switch("--allow-other-gpu", "Also pull engines built on another GPU of the same compute capability.")
 ]
 
 
@@ -338,8 +321,7 @@ Protocol = Annotated[
     _of_server("-i --protocol", "NAME", "Protocol: grpc or http (Triton), or openai for any OpenAI-compatible server."),
 ]
 EndpointType = Annotated[
-    Literal["chat", "completions"],
-    _of_server("--endpoint-type", "NAME", "OpenAI endpoint: chat or completions."),
+    Literal["chat", "completions"], _of_server("--endpoint-type", "NAME", "OpenAI endpoint: chat or completions.")
 ]
 RequestTimeout = Annotated[
     float, duration("--request-timeout-s", "Timeout of one request, e.g. 90s or 5m.", rich_help_panel=SERVER_PANEL)
@@ -416,8 +398,7 @@ def known_store(workspace: str) -> Store:
     store = store_at(workspace)
     if store is None:
         raise UsageError(
-            f"{workspace}: no such workspace",
-            hint="create one with pipeline run FILE, or give --workspace DIR",
+            f"{workspace}: no such workspace", hint="create one with pipeline run FILE, or give --workspace DIR"
         )
     return store
 

@@ -42,8 +42,7 @@ def run(
     ] = None,
     refresh: Annotated[bool, options.switch("--refresh", "Resolve branches to revisions again.")] = False,
     name: Annotated[
-        str | None,
-        options.option("--name", "NAME", "Name of the run for later commands, e.g. nightly-1234."),
+        str | None, options.option("--name", "NAME", "Name of the run for later commands, e.g. nightly-1234.")
     ] = None,
     progress: options.Progress = "auto",
     format: options.RunFormat = "table",

@@ -22,8 +22,7 @@ def search(
     min_accuracy: options.MinAccuracy = None,
     objective: options.Objective = "throughput",
     budget: Annotated[
-        int,
-        options.option("--budget", "CELLS", "Maximum number of measured cells, including cells measured before."),
+        int, options.option("--budget", "CELLS", "Maximum number of measured cells, including cells measured before.")
     ] = 20,
     gpu_hour: options.GpuHour = None,
     cells: options.Cells = None,

@@ -74,8 +74,7 @@ def _start(
     port: options.GatewayPort = None,
     api_keys: options.ApiKeys = None,
     restart_: Annotated[
-        bool,
-        options.switch("--restart", "Restart it when it dies or hangs, after 1, 2, 4 and up to 60 seconds."),
+        bool, options.switch("--restart", "Restart it when it dies or hangs, after 1, 2, 4 and up to 60 seconds.")
     ] = False,
     wait: Annotated[bool, options.switch("--wait", "Wait until it is ready; Ctrl-C then stops it.")] = True,
     workspace: options.Workspace = options.WORKSPACE,
@@ -92,8 +91,7 @@ def _start(
         ),
     ] = None,
     model_name: Annotated[
-        str | None,
-        options.option("--model-name", "NAME", "Model name for clients (default: its recipe's name)."),
+        str | None, options.option("--model-name", "NAME", "Model name for clients (default: its recipe's name).")
     ] = None,
     model_folder: Annotated[
         str | None,
@@ -256,10 +254,7 @@ start = stage_options.with_class(
 )
 
 
-def ps(
-    workspace: options.Workspace = options.WORKSPACE,
-    form: options.TextOrJson = "text",
-) -> None:
+def ps(workspace: options.Workspace = options.WORKSPACE, form: options.TextOrJson = "text") -> None:
     """List the managed servers of the workspace: state, ports, GPUs.
 
     examples:

@@ -104,8 +104,7 @@ def _for_cells(stage: Stage, typed: dict[str, Any]) -> int:
     shared = {name for name, _, _ in SHARED}
     if more := [name for name in typed if name not in shared and not (service and not name.startswith("in_"))]:
         raise UsageError(
-            f"{flag_of(more[0])} cannot be combined with --matrix",
-            hint=stage_options.instead(stage, more[0]),
+            f"{flag_of(more[0])} cannot be combined with --matrix", hint=stage_options.instead(stage, more[0])
         )
     until = None if service else stage.name
     request = options.request(

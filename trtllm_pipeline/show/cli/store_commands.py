@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 Names = Annotated[
     list[str] | None,
     options.argument(
-        "[ARTIFACT|STAGE|CELL]...",
-        "Artifact ids, fingerprint prefixes, stages or cells.",
-        complete=completion.cells,
+        "[ARTIFACT|STAGE|CELL]...", "Artifact ids, fingerprint prefixes, stages or cells.", complete=completion.cells
     ),
 ]
 
@@ -46,10 +44,7 @@ class Needed:
     keep_run: Annotated[
         list[str] | None,
         options.option(
-            "--keep-run",
-            "RUN",
-            "Keep artifacts used by this run (name or id). Repeatable.",
-            complete=completion.runs,
+            "--keep-run", "RUN", "Keep artifacts used by this run (name or id). Repeatable.", complete=completion.runs
         ),
     ] = None
     keep_matrix: Annotated[
@@ -300,10 +295,7 @@ def keep(
     emit_as(format, data, text=lambda _: "\n".join(lines) or "no artifacts are protected")
 
 
-def du(
-    workspace: options.Workspace = options.WORKSPACE,
-    format: options.TextOrJson = "text",
-) -> None:
+def du(workspace: options.Workspace = options.WORKSPACE, format: options.TextOrJson = "text") -> None:
     """Show the disk usage of a workspace: artifacts by stage, model and precision, and other files.
 
     examples:

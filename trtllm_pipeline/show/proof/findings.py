@@ -28,11 +28,7 @@ class FindingStatus(str, Enum):
     """It was not run, or not to the end. See the reason."""
 
 
-_STYLES: Final = {
-    FindingStatus.VERIFIED: "green",
-    FindingStatus.DIFFERS: "red",
-    FindingStatus.CANNOT: "dim",
-}
+_STYLES: Final = {FindingStatus.VERIFIED: "green", FindingStatus.DIFFERS: "red", FindingStatus.CANNOT: "dim"}
 _COMPARED: Final = {installed.TEMPLATES: ("templates", "placeholders"), installed.LLM_API: ("arguments", "names")}
 """Comparisons other than programs -> kind, and their content."""
 _NO_TIME: Final = "postponed to the next run of this command; use --precision all to run it now"

@@ -242,12 +242,7 @@ def compare(
 
 
 def compare_by(
-    side: Side,
-    axis: str,
-    base: str | None,
-    metrics: Sequence[str] = DEFAULT,
-    *,
-    allow: Collection[str] = frozenset(),
+    side: Side, axis: str, base: str | None, metrics: Sequence[str] = DEFAULT, *, allow: Collection[str] = frozenset()
 ) -> Comparison:
     """Compare the cells of one run along `axis` with the cells at the value `base`.
 

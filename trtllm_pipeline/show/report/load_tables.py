@@ -6,15 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from trtllm_pipeline.base import text_blocks, text_tables
-from trtllm_pipeline.measure import (
-    LevelResult,
-    LoadResult,
-    conditions,
-    engine_report,
-    metric_names,
-    result,
-    stats,
-)
+from trtllm_pipeline.measure import LevelResult, LoadResult, conditions, engine_report, metric_names, result, stats
 from trtllm_pipeline.show.phrases import wrapped
 
 _STATISTICS: Final = ("n", *stats.STATISTICS)

@@ -14,15 +14,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from trtllm_pipeline.base import CellId, Json, UsageError, count, shared_parts, text_blocks, text_tables
-from trtllm_pipeline.measure import (
-    LevelResult,
-    Objective,
-    conditions,
-    metric_names,
-    objectives,
-    result,
-    stats,
-)
+from trtllm_pipeline.measure import LevelResult, Objective, conditions, metric_names, objectives, result, stats
 from trtllm_pipeline.orchestrate import report_file
 from trtllm_pipeline.show.phrases import without
 from trtllm_pipeline.show.report.comparable_loads import Workload, shortened, words, workloads
