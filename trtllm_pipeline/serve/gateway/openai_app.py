@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 from starlette.applications import Starlette
@@ -38,6 +38,9 @@ from trtllm_pipeline.serve.gateway.served import ModelServer
 from trtllm_pipeline.serve.gateway.stops import StopWords
 from trtllm_pipeline.serve.gateway.triton_backend import TritonBackend
 
+if TYPE_CHECKING:
+    from trtllm_pipeline.serve.gateway.http_protocol import GatewayProtocol
+
 CLIENT_LEFT: Final = 499
 """Metrics status of a request whose client disconnected before the response was complete."""
 _TICK_S: Final = 0.5
@@ -50,7 +53,7 @@ _OF_THE_SERVER: Final = frozenset({"unavailable", "timeout", "upstream"})
 _LARGE_BYTES: Final = 1 << 18
 """Larger bodies fragment the memory of the process."""
 CONNECTION: Final = "pipeline.connection"
-"""Key in a scope: the request's `WatchedConnection`."""
+"""Key in a scope: the request's `GatewayProtocol`."""
 _JSON: Final = (b"content-type", b"application/json")
 _EVENTS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -58,19 +61,6 @@ _EVENTS: Final = [
     (b"x-accel-buffering", b"no"),
 ]
 _CLOSE: Final = (b"connection", b"close")
-
-
-class WatchedConnection(Protocol):
-    """Features of a connection beyond ASGI. Its requests are answered one after another."""
-
-    def watch(self, left: Callable[[], None]) -> None:
-        """Call `left` when the client disconnects, or now if it has."""
-
-    def unwatch(self) -> None:
-        """The response has ended."""
-
-    def abort(self) -> None:
-        """Close it immediately."""
 
 
 class GatewayApp:
@@ -317,7 +307,7 @@ class GatewayApp:
         """Answer a request; returns the status for the metrics. Raises ApiError if nothing has been sent yet."""
         task = asyncio.current_task()
         assert task is not None
-        connection: WatchedConnection = scope[CONNECTION]
+        connection: GatewayProtocol = scope[CONNECTION]
         sending = _Sending(connection, task)
         connection.watch(sending.leave)
         try:
@@ -453,7 +443,7 @@ class GatewayApp:
 class _Sending:
     """A request in progress."""
 
-    def __init__(self, connection: WatchedConnection, task: asyncio.Task[Any]) -> None:
+    def __init__(self, connection: GatewayProtocol, task: asyncio.Task[Any]) -> None:
         self.feed: Feed
         self.since: float | None = None
         """Start time of the unfinished write."""

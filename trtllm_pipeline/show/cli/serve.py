@@ -129,8 +129,12 @@ def _start(
         raise UsageError("--unresponsive-timeout-s requires --restart", hint="add --restart")
     if unresponsive_timeout_s is not None and not 1 <= unresponsive_timeout_s <= 1e9:
         raise UsageError(f"--unresponsive-timeout-s: expected 1s or more, got {unresponsive_timeout_s:g} s")
-    _check_openai(openai, {"port": port, "model_name": model_name, "dialect": dialect, "api_keys": api_keys, **given})
-    _check_folders(model_folder, api_keys)
+    of_openai = {"port": port, "model_name": model_name, "dialect": dialect, "api_keys": api_keys, **given}
+    if not openai and (only := [each for each, value in of_openai.items() if value is not None]):
+        raise UsageError(f"{stage_options.flag(only[0])} requires the OpenAI endpoint", hint="add --openai")
+    options.folder("--model-folder", None if model_folder is None else Path(model_folder))
+    if api_keys is not None and not os.path.isfile(api_keys):
+        raise UsageError(f"--api-keys {api_keys}: there is no such file")
     control.check_name(name) if name is not None else None
     dialect_for(dialect, None) if dialect is not None else None  # raises for an unknown dialect
     policy = provenance.policy(trusted_keys, required=require_signed)
@@ -196,17 +200,6 @@ def target_of(
     store = options.known_store(workspace)
     request = options.request_or_latest(ctx, store, matrix, [what], sets, toolchain=toolchain)
     return target.of_request(request, store, tokenizer)
-
-
-def _check_openai(openai: bool, typed: dict[str, Any]) -> None:
-    if not openai and (only := [each for each, value in typed.items() if value is not None]):
-        raise UsageError(f"{stage_options.flag(only[0])} requires the OpenAI endpoint", hint="add --openai")
-
-
-def _check_folders(model_folder: str | None, api_keys: str | None) -> None:
-    options.folder("--model-folder", None if model_folder is None else Path(model_folder))
-    if api_keys is not None and not os.path.isfile(api_keys):
-        raise UsageError(f"--api-keys {api_keys}: there is no such file")
 
 
 def _warn(target: ServeTarget, host: str, *, openai: bool, keys: bool) -> None:

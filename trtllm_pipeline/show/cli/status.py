@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from trtllm_pipeline.base import UsageError, terminal
 from trtllm_pipeline.show.cli import options
 from trtllm_pipeline.show.cli.output import emit, emit_json, emit_rendered
-
-if TYPE_CHECKING:
-    from trtllm_pipeline.show.progress.cell_status import Took
 
 
 def status(
@@ -41,7 +37,7 @@ def status(
       pipeline status --run latest~1
       pipeline status --runs
     """
-    from trtllm_pipeline.orchestrate import plan_file, plan_of
+    from trtllm_pipeline.orchestrate import forecast, plan_file, plan_of, report_file
     from trtllm_pipeline.orchestrate import runs as run_folders
     from trtllm_pipeline.show.progress.cell_status import MatrixStatus, status_of, to_json, to_text
     from trtllm_pipeline.show.progress.left import goes_on, read
@@ -66,7 +62,7 @@ def status(
         newest = run_folders.newest_cells(store, run)
         left = max(filter(None, map(read, newest.folders)), default=None)
         going = any(map(goes_on, newest.folders))
-        took = None if going else _took(newest.newest)
+        took = None if going else forecast.of_report(newest.newest / report_file.NAME)
         name = newest.newest.name
         return status_of(store, newest.outline, newest.title, name, cells or (), left=left, goes_on=going, took=took)
 
@@ -74,14 +70,6 @@ def status(
         return keep_showing(look, terminal.raw(sys.stdout), as_json=format == "json")
     state = look()
     return emit_json(to_json(state)) if format == "json" else emit_rendered(to_text(state))
-
-
-def _took(folder: Path) -> Took | None:
-    from trtllm_pipeline.orchestrate import forecast, report_file
-    from trtllm_pipeline.show.progress.cell_status import Took
-
-    check = forecast.of_report(folder / report_file.NAME)
-    return None if check is None else Took(check.line(), check.to_json())
 
 
 def _list_runs(workspace: str, format: str) -> None:

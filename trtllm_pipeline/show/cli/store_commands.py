@@ -27,6 +27,9 @@ Names = Annotated[
 ]
 
 
+DryRun = Annotated[
+    bool, options.switch("--dry-run", "Only list the artifacts to remove, and the artifacts to keep with reasons.")
+]
 _DAY_S = 86400
 
 
@@ -135,9 +138,7 @@ def repair(workspace: options.Workspace = options.WORKSPACE, format: options.Tex
 @options.grouped
 def prune(
     needed: Needed,
-    dry_run: Annotated[
-        bool, options.switch("--dry-run", "Only list the artifacts to remove, and the artifacts to keep with reasons.")
-    ] = False,
+    dry_run: DryRun = False,
     workspace: options.Workspace = options.WORKSPACE,
     format: options.TextOrJson = "text",
 ) -> None:
@@ -196,9 +197,7 @@ def _entry(each: Artifact) -> dict[str, Json]:
 def rm(
     names: Names = None,
     run: options.Run = None,
-    dry_run: Annotated[
-        bool, options.switch("--dry-run", "Only list the artifacts to remove, and the artifacts to keep with reasons.")
-    ] = False,
+    dry_run: DryRun = False,
     yes: Annotated[bool, options.switch("--yes", "Skip the confirmation prompt.")] = False,
     workspace: options.Workspace = options.WORKSPACE,
     format: options.TextOrJson = "text",
@@ -313,7 +312,7 @@ def _report(findings: Sequence[tuple[manifest.Discrepancy, str]]) -> Iterator[Js
         yield {**asdict(each), "done": done}
 
 
-def _show(counts: dict[str, Json], findings: list[Json] | None, format: str) -> None:
+def _show(counts: dict[str, Json], findings: list[Json], format: str) -> None:
     totals = {**counts, "findings": len(findings)} if findings else counts
-    data = {"schema": 1, **counts, **({} if findings is None else {"findings": findings})}
+    data = {"schema": 1, **counts, "findings": findings}
     emit_as(format, data, text=lambda _: ", ".join(f"{count} {name}" for name, count in totals.items()))

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.base import (
     Json,
@@ -30,20 +30,14 @@ from trtllm_pipeline.show.progress import views
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from trtllm_pipeline.orchestrate import ForecastCheck
+
 _MAX_CELLS: Final = 200
 """Maximum number of cells in the grid."""
 _BESIDE_CELLS: Final = 6
 """Lines reserved for title, headers, legend and running stages."""
 DONE: Final = (StageStatus.UP_TO_DATE, StageStatus.SKIPPED)
 _MENTIONED: Final = (StageStatus.RUNNING, StageStatus.FAILED)
-
-
-class Took(NamedTuple):
-    """Expected and actual time of a run."""
-
-    line: str
-    forecast: dict[str, Json]
-    """The JSON of the run's report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +58,8 @@ class MatrixStatus:
     """Time left of an active run by its own estimate, in seconds, and whether it is reliable."""
     goes_on: bool = False
     """True if a run of these cells is active, including one that waits for other processes."""
-    took: Took | None = None
-    """Forecast check of the newest run, if it has ended."""
+    took: ForecastCheck | None = None
+    """Expected and actual time of the newest run, if it has ended."""
 
 
 def status_of(
@@ -77,7 +71,7 @@ def status_of(
     *,
     left: tuple[float, bool] | None = None,
     goes_on: bool = False,
-    took: Took | None = None,
+    took: ForecastCheck | None = None,
 ) -> MatrixStatus:
     """Progress of the cells of `outline` that match `cells`. Raises UsageError if none does."""
     shown = select(outline.cells, cells) if cells else outline.cells
@@ -106,7 +100,7 @@ def to_json(status: MatrixStatus) -> dict[str, Json]:
         "run": status.run,
         "left_s": None if status.left is None else round(status.left[0], 3),
         "left_complete": None if status.left is None else status.left[1],
-        "forecast": None if status.took is None else status.took.forecast,
+        "forecast": None if status.took is None else status.took.to_json(),
         "cells": [
             {
                 "id": cell.id,
@@ -160,7 +154,7 @@ def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
         below += ["", *more] if more else []
     if height is None:
         below[:0] = (
-            [views.time_left(*status.left)] if status.left else wrap(status.took.line if status.took else "", width)
+            [views.time_left(*status.left)] if status.left else wrap(status.took.line() if status.took else "", width)
         )
     else:  # one line each, running stages first
         below = sorted((line for line in below if line[:1].strip()), key=lambda line: not line.startswith("running"))

@@ -38,10 +38,7 @@ _FITTING: Final = ("fits", "unknown")
 
 def plan_text(plan: Plan, outlook: Forecast, *, verbose: bool) -> str:
     """A plan: totals and cells that do not fit, then its stages. With `verbose`, also each stage run and its needs."""
-    lines = [_cells(plan, outlook), _machine(plan), *_loads(plan)]
-    if plan.feasible:
-        lines += [*_offers(outlook), *_takes(plan, outlook)]
-    lines += _notes(plan)
+    lines = _summary(plan, outlook)
     for title, cells in _misfits(plan, outlook).items():
         shown = cells if verbose else cells[:MAX_CELLS]
         lines += ["", title, *(f"  {cell}" for cell in shown)]
@@ -56,14 +53,11 @@ def plan_markdown(plan: Plan, outlook: Forecast, title: str) -> str:
     """The summary of a plan for a CI job."""
     blocks: list[text_blocks.Block] = [
         text_blocks.Heading(title),
-        *map(text_blocks.TextLine, (_cells(plan, outlook), _machine(plan), *_loads(plan))),
-    ]
-    if plan.feasible:
-        blocks += map(text_blocks.TextLine, (*_offers(outlook), *_takes(plan, outlook)))
-    blocks += map(text_blocks.TextLine, _notes(plan))
-    blocks += [
-        text_blocks.Items(title, list(map(text_blocks.TextLine, cells)))
-        for title, cells in _misfits(plan, outlook).items()
+        *map(text_blocks.TextLine, _summary(plan, outlook)),
+        *(
+            text_blocks.Items(misfit, list(map(text_blocks.TextLine, cells)))
+            for misfit, cells in _misfits(plan, outlook).items()
+        ),
     ]
     if plan.feasible:
         blocks.append(text_blocks.Grid(_heads(outlook), list(_by_stage(plan, outlook))))
@@ -79,6 +73,11 @@ def plan_markdown(plan: Plan, outlook: Forecast, title: str) -> str:
     return text_blocks.as_markdown(
         [*blocks, text_blocks.Items(f"{count(len(never), 'cell')} can never work", never, folded=True)]
     )
+
+
+def _summary(plan: Plan, outlook: Forecast) -> list[str]:
+    work = [*_offers(outlook), *_takes(plan, outlook)] if plan.feasible else []
+    return [_cells(plan, outlook), _machine(plan), *_loads(plan), *work, *_notes(plan)]
 
 
 def _heads(outlook: Forecast) -> tuple[str, ...]:

@@ -17,11 +17,10 @@ from trtllm_pipeline.base import CellId, Json, UsageError, count, shared_parts, 
 from trtllm_pipeline.measure import LevelResult, Objective, conditions, metric_names, objectives, result, stats
 from trtllm_pipeline.orchestrate import report_file
 from trtllm_pipeline.show.phrases import without
-from trtllm_pipeline.show.report.comparable_loads import Workload, shortened, words, workloads
+from trtllm_pipeline.show.report.comparable_loads import Workload, shortened, together_at_levels, words, workloads
 from trtllm_pipeline.show.report.comparison import ChangeVerdict, accuracy_delta, first_of, level_delta
 from trtllm_pipeline.show.report.measured import Measured, Side, selected
 from trtllm_pipeline.show.report.pareto import pareto_front
-from trtllm_pipeline.show.report.same_work import together_at_levels
 from trtllm_pipeline.show.report.writers import mixed
 
 if TYPE_CHECKING:
