@@ -56,9 +56,7 @@ class MachineCheck:
     value: Json
     """Machine-readable value: a version, a path, a number of bytes, or None."""
     detail: str
-    """Text for humans."""
     hint: str | None = None
-    """Suggested fix."""
 
     @property
     def group(self) -> str:
@@ -79,7 +77,6 @@ class Verdict:
     missing: str | None
     """Missing requirement, or None if the toolchain can be used."""
     hint: str | None
-    """Next installation step."""
 
 
 _GPU_TOOLCHAINS: Final = ("tensorrt_llm", "tensorrt_llm_pytorch")
@@ -100,7 +97,6 @@ NEXT: Final[Mapping[str, str]] = {
     "tensorrt_llm_pytorch": "run in an NGC image that has TensorRT-LLM 1.0 or later, or install that from NVIDIA's "
     "package index",
 }
-"""Toolchain -> installation hint."""
 
 
 def examine(survey: probe.Survey, workspace: Path) -> tuple[MachineCheck, ...]:
@@ -158,7 +154,6 @@ TITLES: Final = {
     "limits": "limits",
     "hub": "model hubs",
 }
-"""Group of checks -> its title."""
 _HINT_INDENT: Final = " " * 13 + "do: "
 
 
@@ -185,7 +180,6 @@ class Examination:
     checks: tuple[MachineCheck, ...]
     verdicts: tuple[Verdict, ...]
     toolchain: str | None = None
-    """The requested toolchain."""
 
     @property
     def assume(self) -> str:

@@ -39,7 +39,6 @@ class Deployment:
     kind: str
     """`embedded`, `engine` (Triton with an engine), `llmapi` (Triton with the LLM API) or `trtllm_serve`."""
     release: str | None
-    """TensorRT-LLM release."""
     image: str
     world_size: int
     """GPUs; 0 for the embedded toolchain."""
@@ -55,7 +54,6 @@ class Deployment:
     """Source of `memory_bytes`, in words."""
     cpus: int
     openai: bool
-    """True if it has a gateway."""
     api_keys: bool
     """True if that gateway requires API keys in Kubernetes."""
     storage_class: str | None

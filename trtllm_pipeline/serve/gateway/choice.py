@@ -59,7 +59,6 @@ class Choice(session.Answer):
         """The finish reason in OpenAI's terms. None while it is generated."""
         self.failure: ApiError | None = None
         self.calls = 0
-        """Number of tool calls."""
         self.max_tokens = max_tokens
         self.responses = 0
         self.wants_tokens = wants_tokens

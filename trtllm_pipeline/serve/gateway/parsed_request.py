@@ -31,58 +31,29 @@ _MOST_BRACKETS: Final = 100_000
 
 FOR_OPENAI: Final = frozenset(
     {
-        *(
-            "user",
-            "metadata",
-            "store",
-            "service_tier",
-            "prompt_cache_key",
-            "prompt_cache_retention",
-            "safety_identifier",
-        ),
-        *("request_id", "rid", "priority"),
+        *("user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention"),
+        *("safety_identifier", "request_id", "rid", "priority"),
     }
 )
 """Fields that do not affect the response."""
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
-    # unsupported field -> the values that have no effect
+    # unsupported field, of OpenAI, vLLM, SGLang or trtllm-serve -> the values that have no effect
+    **dict.fromkeys(
+        ("prediction", "audio", "web_search_options", "prompt_logprobs", "truncate_prompt_tokens"), (None,)
+    ),
+    **dict.fromkeys(("cache_salt", "kv_transfer_params", "disaggregated_params", "lora_request", "lora_path"), (None,)),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "regex", "ebnf"), (None,)),
+    **dict.fromkeys(("use_beam_search", "early_stopping", "continue_final_message", "no_stop_trim"), (None, False)),
+    **dict.fromkeys(("include_stop_str_in_output", "return_tokens_as_token_ids", "return_token_ids"), (None, False)),
+    **dict.fromkeys(("spaces_between_special_tokens", "detokenize", "add_generation_prompt"), (None, True)),
+    **dict.fromkeys(("functions", "allowed_token_ids"), (None, [])),
+    **dict.fromkeys(("logit_bias", "structured_outputs"), (None, {})),
     "best_of": (None, 1),
     "suffix": (None, ""),
-    "logit_bias": (None, {}),
-    "prediction": (None,),
-    "audio": (None,),
     "modalities": (None, ["text"]),
-    "functions": (None, []),
     "function_call": (None, "none"),
-    "web_search_options": (None,),
     "verbosity": (None, "medium"),
-    "use_beam_search": (None, False),
-    "prompt_logprobs": (None,),
-    # from vLLM, SGLang and trtllm-serve
-    "include_stop_str_in_output": (None, False),
-    "no_stop_trim": (None, False),
-    "spaces_between_special_tokens": (None, True),
-    "detokenize": (None, True),
-    "add_generation_prompt": (None, True),
-    "continue_final_message": (None, False),
-    "return_tokens_as_token_ids": (None, False),
-    "return_token_ids": (None, False),
-    "truncate_prompt_tokens": (None,),
-    "allowed_token_ids": (None, []),
-    "cache_salt": (None,),
-    "kv_transfer_params": (None,),
-    "disaggregated_params": (None,),
-    "structured_outputs": (None, {}),
-    "guided_json": (None,),
-    "guided_regex": (None,),
-    "guided_choice": (None,),
-    "guided_grammar": (None,),
-    "regex": (None,),
-    "ebnf": (None,),
     "top_p_min": (None, 0),
-    "early_stopping": (None, False),
-    "lora_request": (None,),
-    "lora_path": (None,),
 }
 _WHY: Final = {
     "best_of": "it would generate choices and discard them; use n",
@@ -112,23 +83,14 @@ _COMMON: Final = frozenset(
         *("ignore_eos", "stop_token_ids", "skip_special_tokens", "add_special_tokens"),
     }
 )
+_OF_BOTH: Final = _COMMON | _SAMPLING.keys() | _NEUTRAL.keys() | FOR_OPENAI
 _KNOWN: Final[Mapping[str, frozenset[str]]] = {
-    "chat": _COMMON
-    | _SAMPLING.keys()
-    | _NEUTRAL.keys()
-    | FOR_OPENAI
+    "chat": _OF_BOTH
     | {
-        "messages",
-        "max_completion_tokens",
-        "logprobs",
-        "top_logprobs",
-        "tools",
-        "tool_choice",
-        "parallel_tool_calls",
-        "reasoning_effort",
-        "chat_template_kwargs",
+        *("messages", "max_completion_tokens", "logprobs", "top_logprobs", "tools", "tool_choice"),
+        *("parallel_tool_calls", "reasoning_effort", "chat_template_kwargs"),
     },
-    "completions": _COMMON | _SAMPLING.keys() | _NEUTRAL.keys() | FOR_OPENAI | {"prompt", "echo", "logprobs"},
+    "completions": _OF_BOTH | {"prompt", "echo", "logprobs"},
 }
 
 
@@ -174,7 +136,6 @@ class ParsedRequest:
     tool_choice: str | Mapping[str, Any] | None = None
     parallel_tool_calls: bool = True
     variables: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the chat template."""
     repeated: Mapping[str, Any] = field(default_factory=dict)
     """(responses) Fields of the request that the response repeats."""
 

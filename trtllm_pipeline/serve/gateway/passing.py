@@ -49,7 +49,6 @@ class AnswerCheck:
 
     def __init__(self) -> None:
         self.error: str | None = None
-        """The server's error."""
         self.done = False
         """True after the event that ends a stream."""
         self.usage: Mapping[str, Any] = {}

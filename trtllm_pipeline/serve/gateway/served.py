@@ -28,7 +28,6 @@ _LOG: Final = logging.getLogger(__name__)
 _FAILED_S: Final = 0.5
 """How long a failed connection to a server is remembered."""
 _GRPC_PORT: Final = 8001
-"""Triton's default port."""
 _LOG_EVERY_S: Final = 10.0
 """One server may cause thousands of failures."""
 

@@ -80,7 +80,6 @@ class PreparedPrompt:
     max_tokens: int
     parser: AnswerParser | None = None
     guide: Guide | None = None
-    """The format that the text must follow."""
 
 
 class TritonBackend:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -271,14 +271,11 @@ def _uninterrupted() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def wait_ready(server: KeptServer, look: Callable[[KeptServer], None] = lambda _server: None) -> KeptServer:
-    """The server, once it is ready. Raises ServerError if it fails. `look` is called with each change."""
-    shown, wake_s = server, time.monotonic() + _WAKE_S
+def wait_ready(server: KeptServer) -> KeptServer:
+    """The server, once it is ready. Raises ServerError if it fails."""
+    wake_s = time.monotonic() + _WAKE_S
     while True:
         server = servers.look(server.folder)
-        if (server.state, server.reason) != (shown.state, shown.reason):
-            look(server)
-            shown = server
         if server.state is State.READY:
             return server
         if not server.state.alive:

@@ -90,7 +90,6 @@ class _Program:
     """Its own log, separate from that of the stage that starts the server."""
     ready_file: Path
     grace_s: float
-    """Timeout of a graceful shutdown."""
     health_of: Callable[[Path], tuple[str, str] | None]
     """Address of the health check, by the server's directory."""
     after: _Program | None = None
@@ -99,7 +98,6 @@ class _Program:
     due_s: float = 0.0
     """Monotonic time at which to start it, if it does not run."""
     ready_s: float | None = None
-    """Monotonic time at which it became ready."""
     health: Health | None = None
     """Set while it is ready."""
     hung: ServerError | None = None
@@ -107,7 +105,6 @@ class _Program:
     force_s: float = 0.0
     """Monotonic time at which it is killed, while it is being ended for that reason."""
     worked: bool = False
-    """True if it was ever ready."""
     pause_s: float = FIRST_PAUSE_S
     before: out_of_memory.Counts = field(default_factory=out_of_memory.counts)
     log_bytes: int = 0

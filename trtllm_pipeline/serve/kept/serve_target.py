@@ -31,7 +31,6 @@ class ServeTarget:
     toolchain: str
     launch: Stage
     params: Any
-    """Parameters of the launch stage."""
     inputs: Mapping[str, Path]
     """Inputs of the launch stage. `repository` is missing if it has to be written first, for `engine`."""
     model: str

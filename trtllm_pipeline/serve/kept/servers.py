@@ -109,7 +109,6 @@ class KeptOptions:
     """The options of a server, which a restart keeps."""
 
     gateway: bool = False
-    """True if it has a gateway."""
     restart: bool = False
     """True if it is restarted when it dies, or does not respond for `unresponsive_timeout_s`."""
     unresponsive_timeout_s: float = UNRESPONSIVE_S
@@ -118,7 +117,6 @@ class KeptOptions:
     trusted_keys: str | None = None
     """Directory of those keys."""
     command: tuple[str, ...] = ()
-    """The command that started it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,9 +143,7 @@ class KeptRecord(KeptOptions):
     since_s: float
     """Unix time at which it entered this state."""
     started_s: float
-    """Unix time at which it was started."""
     restarts: int = 0
-    """Number of restarts since."""
     keeper: Keeper | None = None
     gpus: tuple[str, ...] = ()
     """Its GPUs, in the format of CUDA_VISIBLE_DEVICES."""
@@ -182,7 +178,6 @@ class Endpoint:
     """Address of a ready server."""
 
     service: Service
-    """Address of the server itself."""
     openai: str | None
     """Base URL of an OpenAI endpoint, such as http://127.0.0.1:8000/v1: the gateway, or the server itself."""
     models: tuple[str, ...]

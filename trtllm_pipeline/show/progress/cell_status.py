@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from trtllm_pipeline.orchestrate import ForecastCheck
 
 _MAX_CELLS: Final = 200
-"""Maximum number of cells in the grid."""
 _BESIDE_CELLS: Final = 6
 """Lines reserved for title, headers, legend and running stages."""
 DONE: Final = (StageStatus.UP_TO_DATE, StageStatus.SKIPPED)
@@ -45,7 +44,6 @@ class MatrixStatus:
     """Progress of the cells of a matrix."""
 
     title: str
-    """Display name of the cells' source."""
     run: str | None
     """The newest run of the cells, or None for the current matrix."""
     outline: Outline

@@ -38,7 +38,6 @@ class Tracker:
         self.plan = plan
         self.statuses = dict(statuses)
         self.started: dict[StageRunId, float] = {}
-        """Start time of each running stage run."""
         self._why: dict[StageRunId, tuple[StageStatus, str]] = {}
         """Reason and status of waiting stage runs."""
         self.failed: dict[StageRunId, None] = {}

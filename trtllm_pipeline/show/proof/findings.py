@@ -46,7 +46,6 @@ class DeepFinding:
     """The id for a cell."""
     status: FindingStatus
     detail: str
-    """The finding, or why there is none."""
     hint: str | None = None
     log: str | None = None
     """Log of the failed stage, or the differing answers, relative to the workspace."""

@@ -64,7 +64,6 @@ class ChangeVerdict(str, Enum):
     UNKNOWN = "unknown"
     """No interval: too few measurements."""
     MISSING = "missing"
-    """One of the values is missing."""
 
 
 @dataclass(frozen=True, slots=True)

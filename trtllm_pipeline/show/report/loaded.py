@@ -28,7 +28,6 @@ class LoadedReport:
     run: str
     """Id of the (newest) run."""
     matrix: str
-    """Matrix file."""
     rows: tuple[CellResult, ...]
 
     @property

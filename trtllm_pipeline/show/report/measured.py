@@ -58,7 +58,6 @@ class Measured(CellResult):
     events: tuple[Path, Path | None] | None = None
     """Event file, and the tokenizer that counts tokens if the server did not."""
     answers: Path | None = None
-    """Directory with answers.jsonl."""
 
     @staticmethod
     def of(row: CellResult, **files: Any) -> Measured:

@@ -31,7 +31,6 @@ from trtllm_pipeline.tensorrt import load_words
 _ACTIONS: Final = {"run": "run", "pull": "pull", "up_to_date": "up to date", "skip": "not needed"}
 """Action in a plan's JSON -> words."""
 _LOADS: Final = 8
-"""Maximum number of different loads that are listed."""
 _FITTING: Final = ("fits", "unknown")
 """Verdicts that need no attention."""
 

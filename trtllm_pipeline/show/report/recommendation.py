@@ -69,9 +69,7 @@ class Candidate:
     interval: stats.Interval | None = None
     """95% interval of the goal's metric. None if it is unknown, or if the goal is the size, which is exact."""
     requests: int | None = None
-    """Requests measured at that level."""
     dollars_per_million: float | None = None
-    """Price of a million output tokens."""
     tied: bool = False
     """Not beyond noise from the best of its workload, or the best if there is such a candidate."""
     unsure: bool = False

@@ -32,7 +32,6 @@ class Results:
     """True after the newest run has written its report."""
     rows: tuple[CellResult, ...]
     forecast: ForecastCheck | None = None
-    """Record of the newest run."""
 
 
 def read_results(store: Store, wanted: str | None = None) -> Results:

@@ -11,7 +11,6 @@ from typing import Any, Final
 from trtllm_pipeline.measure import EVENTS_FILE, result
 
 _POINTS: Final = 60
-"""Maximum number of points of a series."""
 _GAUGES: Final = (("requests in flight", 1), ("requests waiting", 1), ("KV cache %", 100))
 """Name and factor of each gauge, in the order of a sample."""
 _POWER: Final = "GPU power W"

@@ -44,7 +44,6 @@ class Option:
     takes_s: float
     """Seconds needed to measure it, for the missing stages."""
     built: bool
-    """True if its engine exists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,6 @@ class Goals:
     slos: tuple[Objective, ...] = ()
     least: LeastAccuracy | None = None
     prices: Prices | None = None
-    """Prices of GPUs, for the recommendation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,6 @@ class Expected:
     stream: bool = False
     """True if parts of a call are passed on before it is complete."""
     parallel: bool = True
-    """True if several calls are allowed."""
     new_id: Callable[[], str] = call_id
 
 
