@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from trtllm_pipeline.measure import http
 from trtllm_pipeline.serve.gateway.api_error import ApiError
 from trtllm_pipeline.serve.gateway.choice import Choice
 from trtllm_pipeline.serve.gateway.dialects.parsing import Content
 from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
 from trtllm_pipeline.serve.gateway.openai_answers import Answers, TokenUsage, failed_event
-from trtllm_pipeline.serve.gateway.openai_backend import Passed
 from trtllm_pipeline.serve.gateway.parsed_request import ParsedRequest
 from trtllm_pipeline.serve.gateway.prometheus_metrics import RequestMetrics
 from trtllm_pipeline.serve.gateway.responses_answers import ResponseAnswers
@@ -27,23 +28,15 @@ class _Waking:
         """True if the client has disconnected."""
         self.tasks: list[asyncio.Task[None]] = []
         """The tasks that fill it. Cancelled when the rest is not needed."""
-        self._wake: asyncio.Future[None] | None = None
-        self._new = False
+        self._changed = asyncio.Event()
 
     def changed(self) -> None:
-        self._new = True
-        wake = self._wake
-        if wake is not None:
-            self._wake = None
-            if not wake.done():
-                wake.set_result(None)
+        self._changed.set()
 
     async def wait(self) -> None:
         """Wait for a change since the last call."""
-        if not self._new:
-            self._wake = asyncio.get_running_loop().create_future()
-            await self._wake
-        self._new = False
+        await self._changed.wait()
+        self._changed.clear()
 
     def leave(self) -> None:
         self.gone = True
@@ -56,7 +49,7 @@ class _Waking:
 
 
 class PassedFeed(_Waking):
-    """The answer of an OpenAI-compatible server."""
+    """The answer of an OpenAI-compatible server, which is passed on."""
 
     calls = 0
     drafts = (0, 0)
@@ -64,34 +57,42 @@ class PassedFeed(_Waking):
 
     def __init__(self, metrics: RequestMetrics, *, stream: bool) -> None:
         super().__init__(stream=stream)
-        self.passed = Passed(self._arrived, stream=stream)
+        self.waiting = bytearray()
+        """The part that has not been sent."""
+        self.over = False
+        self.failure: ApiError | None = None
+        self.counts: Mapping[str, Any] = {}
+        """The server's counts. In a stream, it sends them only to clients that request them."""
+        self.paused: http.Connection | None = None
         self._metrics = metrics
 
-    def _arrived(self, output: bool) -> None:
+    def arrived(self, *, output: bool) -> None:
         if output:
             self._metrics.output()
         self.changed()
 
-    @property
-    def failure(self) -> ApiError | None:
-        return self.passed.failure
-
-    @property
-    def over(self) -> bool:
-        return self.passed.over
+    def end(self, failure: ApiError | None = None) -> None:
+        if not self.over:
+            self.over, self.failure = True, failure
+            self.changed()
 
     def take(self) -> bytes:
-        if not self.stream and (not self.passed.over or self.failure is not None):
+        if not self.stream and (not self.over or self.failure is not None):
             return b""
-        return self.passed.take()
+        data = bytes(self.waiting)
+        self.waiting.clear()
+        if self.paused is not None:
+            self.paused.resume()
+            self.paused = None
+        return data
 
     def fail(self, failure: ApiError) -> None:
-        self.passed.end(failure)
+        self.end(failure)
         self.cancel()
 
     def usage(self) -> TokenUsage:
         """The server's token counts, as far as it sent them."""
-        return TokenUsage(*(_count(self.passed.usage.get(name)) for name in ("prompt_tokens", "completion_tokens")))
+        return TokenUsage(*(_count(self.counts.get(name)) for name in ("prompt_tokens", "completion_tokens")))
 
 
 def _count(value: object) -> int | None:

@@ -358,7 +358,7 @@ class GatewayApp:
             feed: Feed
             if isinstance(backend, OpenAiBackend):
                 feed = passing = PassedFeed(metrics, stream=body.get("stream") is True)
-                work = [backend.ask(endpoint, dict(body), passing.passed)]
+                work = [backend.ask(endpoint, dict(body), passing)]
             else:
                 assert request is not None
                 feed, work = await self._choices(served, backend, request, metrics)
