@@ -73,6 +73,9 @@ class AnswerCheck:
         except ProtocolError as broken:
             self.error = self.error or str(broken)
             return False
+        return self._read(body, failed=failed)
+
+    def _read(self, body: Mapping[str, Any], *, failed: bool) -> bool:
         if (error := fields.error_of(body, failed=failed)) is not None:
             self.error = self.error or error
             return False
@@ -108,13 +111,7 @@ class ResponseCheck(AnswerCheck):
         super().__init__()
         self._ended = False
 
-    def whole(self, data: bytes, *, failed: bool = False) -> bool:
-        """Read an object. Returns whether it has output."""
-        try:
-            body = fields.parse(data)
-        except ProtocolError as broken:
-            self.error = self.error or str(broken)
-            return False
+    def _read(self, body: Mapping[str, Any], *, failed: bool) -> bool:
         response = body.get("response")
         response = response if isinstance(response, dict) else body
         failed = failed or body.get("type") == "error" or response.get("status") in _FAILED_RESPONSES

@@ -435,10 +435,5 @@ def install(
     if output is None:
         path.parent.mkdir(parents=True, exist_ok=True)
     write_output(str(path), text)
-    return note(
-        "next:\n"
-        + "\n".join(
-            f"  {line}"
-            for line in systemd.next_steps(path, name, system=system, running=server.state.alive).splitlines()
-        )
-    )
+    steps = systemd.next_steps(path, name, system=system, running=server.state.alive)
+    return note("\n".join(["next:", *(f"  {step}" for step in steps)]))

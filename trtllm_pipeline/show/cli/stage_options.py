@@ -190,10 +190,6 @@ def with_class(
     `panels` groups options in the help, by title. Those of the class that are in none are in `panel`. All others come
     first.
     """
-
-    def command(**values: Any) -> Any:
-        return function(**values)
-
     signature = inspect.signature(function, eval_str=True)
     own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
     more = [each for each in of_class(cls) if each.name not in but]
@@ -201,9 +197,8 @@ def with_class(
     places = ["", *panels, panel]
     parameters = [_in_panel(each.replace(kind=each.KEYWORD_ONLY), titles.get(each.name, "")) for each in (*own, *more)]
     parameters.sort(key=lambda each: places.index(titles.get(each.name, "")))
-    vars(command)["__signature__"] = signature.replace(parameters=parameters)
-    command.__doc__ = function.__doc__
-    return command
+    vars(function)["__signature__"] = signature.replace(parameters=parameters)
+    return function
 
 
 def _in_panel(parameter: inspect.Parameter, title: str) -> inspect.Parameter:
