@@ -96,10 +96,15 @@ def _write_base(
     for name in ("base", "overlay", "fill"):
         (folder / name).mkdir()
     chosen = ("instance", "name")
+    gateway_json = None
+    if deployment.openai:
+        keys = Path(KEYS, "keys") if deployment.api_keys else None
+        config = gateway_config(deployment, service or deployment.name, keys)
+        gateway_json = json.dumps({"schema": SCHEMA, **config.to_json()}, indent=2, ensure_ascii=False)
     values: dict[str, Any] = {
         "kserve": kserve,
         "server_labels": server_labels or {label(each): deployment.labels[label(each)] for each in chosen},
-        "gateway_json": _gateway_json(deployment, service or deployment.name) if deployment.openai else None,
+        "gateway_json": gateway_json,
         "keys": KEYS,
     }
     for name in resources:
@@ -139,8 +144,3 @@ def templates() -> Environment:
     environment.filters["comment"] = lambda text: " ".join(str(text).split())
     environment.globals["fill_program"] = TEMPLATES.with_name("fill.py").read_text(encoding="utf-8")
     return environment
-
-
-def _gateway_json(deployment: Deployment, host: str) -> str:
-    config = gateway_config(deployment, host, Path(KEYS, "keys") if deployment.api_keys else None)
-    return json.dumps({"schema": SCHEMA, **config.to_json()}, indent=2, ensure_ascii=False)

@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
 from starlette.applications import Starlette
@@ -61,6 +61,15 @@ _EVENTS: Final = [
     (b"x-accel-buffering", b"no"),
 ]
 _CLOSE: Final = (b"connection", b"close")
+
+
+class _Asked(NamedTuple):
+    """A request to a model."""
+
+    endpoint: Endpoint
+    body: Mapping[str, Any]
+    served: ModelServer
+    metrics: RequestMetrics
 
 
 class GatewayApp:
@@ -205,7 +214,7 @@ class GatewayApp:
             name = model_of(body)
             served = self._find(name)
             metrics = self.metrics.request(name, PATHS[endpoint])
-            metrics.finish(await self._answered(endpoint, body, served, metrics, scope, send))
+            metrics.finish(await self._answered(_Asked(endpoint, body, served, metrics), scope, send))
         except ApiError as error:
             metrics = metrics or self.metrics.request(UNKNOWN, PATHS[endpoint])
             if error.reason in _OF_THE_SERVER:
@@ -295,16 +304,9 @@ class GatewayApp:
         await _discard(receive, _DISCARDED_BYTES)
         raise _too_large(limit)
 
-    async def _answered(
-        self,
-        endpoint: Endpoint,
-        body: Mapping[str, Any],
-        served: ModelServer,
-        metrics: RequestMetrics,
-        scope: Scope,
-        send: Send,
-    ) -> int:
+    async def _answered(self, asked: _Asked, scope: Scope, send: Send) -> int:
         """Answer a request; returns the status for the metrics. Raises ApiError if nothing has been sent yet."""
+        endpoint, body, served, metrics = asked
         task = asyncio.current_task()
         assert task is not None
         connection: GatewayProtocol = scope[CONNECTION]
@@ -325,7 +327,7 @@ class GatewayApp:
                     code="invalid_value",
                 )
             await _enter(served, metrics, count)
-            sending.feed = await self._begin(endpoint, body, served, backend, parsed, metrics, count)
+            sending.feed = await self._begin(asked, backend, parsed, count)
             self._feeds.add(sending)
             try:
                 status = await self._send(sending, metrics, send)
@@ -343,16 +345,10 @@ class GatewayApp:
             connection.unwatch()
 
     async def _begin(
-        self,
-        endpoint: Endpoint,
-        body: Mapping[str, Any],
-        served: ModelServer,
-        backend: TritonBackend | OpenAiBackend,
-        request: ParsedRequest | None,
-        metrics: RequestMetrics,
-        count: int,
+        self, asked: _Asked, backend: TritonBackend | OpenAiBackend, request: ParsedRequest | None, count: int
     ) -> Feed:
         """Start the tasks that fill a feed. Each releases its place when it ends."""
+        endpoint, body, served, metrics = asked
         leave = served.admission.leave
         try:
             feed: Feed

@@ -172,11 +172,6 @@ def _default(field: params.ParamField) -> str:
     return f" (default: {value:g})" if isinstance(value, float) else f" (default: {value})"
 
 
-def of_class(cls: Any) -> list[inspect.Parameter]:
-    """The options of a parameter class that does not belong to a stage."""
-    return [_option("_".join(path), [field]) for path, field in _flat(cls)]
-
-
 def with_class(
     function: Callable[..., Any],
     cls: Any,
@@ -192,7 +187,7 @@ def with_class(
     """
     signature = inspect.signature(function, eval_str=True)
     own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-    more = [each for each in of_class(cls) if each.name not in but]
+    more = [_option(name, [field]) for path, field in _flat(cls) if (name := "_".join(path)) not in but]
     titles = {each.name: panel for each in more} | {name: title for title, names in panels.items() for name in names}
     places = ["", *panels, panel]
     parameters = [_in_panel(each.replace(kind=each.KEYWORD_ONLY), titles.get(each.name, "")) for each in (*own, *more)]

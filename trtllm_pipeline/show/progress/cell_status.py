@@ -59,6 +59,11 @@ class MatrixStatus:
     took: ForecastCheck | None = None
     """Expected and actual time of the newest run, if it has ended."""
 
+    @property
+    def stage_runs(self) -> dict[StageRunId, OutlineRun]:
+        ids = dict.fromkeys(chain.from_iterable(cell.stage_runs for cell in self.cells))
+        return {run: self.outline.stage_runs[run] for run in ids}
+
 
 def status_of(
     store: Store,
@@ -117,9 +122,7 @@ def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
     `height` limits the number of lines. If not all cells fit, there is one line per stage, followed by running stages and
     failures.
     """
-    states = status.states
-    known = status.outline.stage_runs
-    runs = {run: known[run] for run in dict.fromkeys(chain.from_iterable([cell.stage_runs for cell in status.cells]))}
+    states, runs = status.states, status.stage_runs
     feasible = [cell for cell in status.cells if cell.reason is None]
     parts = shared_parts([cell.id for cell in feasible])
     listed, rest = _listed(feasible, states)
@@ -133,9 +136,7 @@ def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
         stages = [stage for stage in status.outline.stages if any(stage in of_cell for _, of_cell in rows)]
         drawn = views.grid(rows, stages, width=width, ascii_only=ascii_only) if rows else []
     else:
-        drawn = _counted(
-            status.outline.stages, feasible, parts, runs, states, height, width=width, ascii_only=ascii_only
-        )
+        drawn = _counted(status, feasible, parts, height, width=width, ascii_only=ascii_only)
         shown, rest = (states[run].status for run in runs), ""  # included in the lines of the stages
     drawn += views.legend(shown, width=width, ascii_only=ascii_only)
     titles = [status.title, *([f"all cells: {' '.join(parts)}"] if parts else ())]
@@ -162,21 +163,20 @@ def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
 
 
 def _counted(
-    order: Sequence[str],
+    status: MatrixStatus,
     cells: Sequence[OutlineCell],
     shared: Sequence[str],
-    runs: Mapping[StageRunId, OutlineRun],
-    states: Mapping[StageRunId, StageState],
     height: int,
     *,
     width: int,
     ascii_only: bool,
 ) -> list[Text]:
     """One line per stage, then one per group of cells if groups fit."""
+    states, runs = status.states, status.stage_runs
     counts: dict[str, Counter[StageStatus]] = defaultdict(Counter)
     for run in runs.values():
         counts[run.stage][states[run.id].status] += 1
-    stages = [stage for stage in order if stage in counts]
+    stages = [stage for stage in status.outline.stages if stage in counts]
     name_width = max(map(len, stages), default=0)
     most = max((each.total() for each in counts.values()), default=0)
     drawn = [

@@ -21,6 +21,7 @@ from trtllm_pipeline.show.report.comparable_loads import Workload, shortened, to
 from trtllm_pipeline.show.report.comparison import ChangeVerdict, accuracy_delta, first_of, level_delta
 from trtllm_pipeline.show.report.measured import Measured, Side, selected
 from trtllm_pipeline.show.report.pareto import pareto_front
+from trtllm_pipeline.show.report.prices import Prices, parse_prices
 from trtllm_pipeline.show.report.writers import mixed
 
 if TYPE_CHECKING:
@@ -49,6 +50,23 @@ class LeastAccuracy:
     def loss(self, reference: float) -> float | None:
         """The loss that it allows, in units of the score. None if it allows none by itself."""
         return self.points if self.share is None else reference * self.share
+
+
+@dataclass(frozen=True, slots=True)
+class Goals:
+    """The goal and the objectives."""
+
+    objective: Goal
+    slos: tuple[Objective, ...] = ()
+    least: LeastAccuracy | None = None
+    prices: Prices | None = None
+
+    @staticmethod
+    def parse(objective: Goal, slo: str | None, min_accuracy: str | None, gpu_hour: str | None) -> Goals:
+        """The goals on a command line. Raises UsageError."""
+        least = None if min_accuracy is None else parse_least(min_accuracy)
+        prices = None if gpu_hour is None else parse_prices(gpu_hour)
+        return Goals(objective, parse_slo(slo) if slo else (), least, prices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,19 +193,14 @@ _CHEAPER: Final[Mapping[str, Callable[[Candidate], float]]] = {
 """Reasons why one of the tied is cheaper, the most important first."""
 
 
-def advise(
-    side: Side,
-    patterns: Sequence[str],
-    slos: tuple[Objective, ...],
-    least: LeastAccuracy | None,
-    goal: Goal,
-    allow: Collection[str],
-) -> Recommendation:
+def advise(side: Side, patterns: Sequence[str], goals: Goals, allow: Collection[str]) -> Recommendation:
     chosen = selected(side, patterns).cells
     # Uses the whole run: the reference of a quantized cell's accuracy need not match the patterns.
-    candidates = recommend(side, slos, least, goal, allow=allow, among={cell.id for cell in chosen})
-    means = "; ".join(text for text, _ in mixed(chosen)) or None
-    return Recommendation(side.name, goal, slos, least, candidates, any(cell.gpus > 1 for cell in side.cells), means)
+    candidates = recommend(
+        side, goals.slos, goals.least, goals.objective, allow=allow, among={cell.id for cell in chosen}
+    )
+    means, per_gpu = "; ".join(text for text, _ in mixed(chosen)) or None, any(cell.gpus > 1 for cell in side.cells)
+    return Recommendation(side.name, goals.objective, goals.slos, goals.least, candidates, per_gpu, means)
 
 
 def parse_slo(text: str) -> tuple[Objective, ...]:
@@ -280,7 +293,12 @@ def _ranked(
     noise = {each.cell: within_noise(best, each, cell_of, goal) for each in good[1:]}
     tied = [each for each in good[1:] if noise[each.cell]]
     best = replace(best, unsure=None in noise.values())
-    first = [replace(each, tied=bool(tied)) for each in sorted([best, *tied], key=lambda each: _cheap(each, cell_of))]
+
+    def cheapness(each: Candidate) -> tuple[float, ...]:
+        batch = cell_of[each.cell].axes.get("max_batch_size")
+        return (*(of(each) for of in _CHEAPER.values()), batch if isinstance(batch, int) else 0)
+
+    first = [replace(each, tied=bool(tied)) for each in sorted([best, *tied], key=cheapness)]
     rest = [each for each in good[1:] if each not in tied]
     placed: list[Candidate] = []
     for each in (*first, *rest):
@@ -290,11 +308,6 @@ def _ranked(
     if not Recommended.of(placed).tied:  # only cells that do the same work are tied
         placed = [replace(each, tied=False) for each in placed]
     return [*placed, *(each for each in group if each.reason is not None)]
-
-
-def _cheap(each: Candidate, cell_of: Mapping[CellId, Measured]) -> tuple[float, ...]:
-    batch = cell_of[each.cell].axes.get("max_batch_size")
-    return (*(of(each) for of in _CHEAPER.values()), batch if isinstance(batch, int) else 0)
 
 
 def within_noise(best: Candidate, other: Candidate, cell_of: Mapping[CellId, Measured], goal: Goal) -> bool | None:

@@ -23,6 +23,7 @@ from trtllm_pipeline.show.report.pareto import pareto_front
 from trtllm_pipeline.show.report.prices import parse_prices, with_price
 from trtllm_pipeline.show.report.recommendation import (
     Goal,
+    Goals,
     Recommended,
     advise,
     parse_least,
@@ -114,9 +115,7 @@ def test_without_an_interval_the_number_of_requests_is_given() -> None:
 
 
 def shown(*cells: Measured, slo: str = "", least: str | None = None, width: int = 160) -> str:
-    advice = advise(
-        Side("r", cells), (), parse_slo(slo) if slo else (), parse_least(least) if least else None, "throughput", ()
-    )
+    advice = advise(Side("r", cells), (), Goals.parse("throughput", slo or None, least, None), ())
     stream = io.StringIO()
     console(stream, width=width).print(to_table(advice))
     return stream.getvalue()
