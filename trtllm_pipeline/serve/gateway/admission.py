@@ -18,10 +18,6 @@ class Admission:
         self._timeout_s = timeout_s
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
     def try_enter(self, count: int) -> bool:
         """Take `count` places if they are free and no request waits."""
         if self._waiting or self.taken + count > self.places:

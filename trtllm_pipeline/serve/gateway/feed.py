@@ -203,23 +203,20 @@ class ChoicesFeed(_Waking):
 
     def usage(self) -> TokenUsage:
         """Token counts from the server, or from the model's tokenizer. A prompt that choices share counts once."""
-        n = self._asked.n
+        n, texts = self._asked.n, self._texts
         prompts: list[int | None] = []
         for index in range(0, len(self._prompts), n):
             counted = self._prompts[index].tokens.number
-            prompts.append(counted if counted is not None else self._of_server(self.choices[index : index + n]))
-        made = [self._made(choice) for choice in self.choices]
+            of_server = (choice.input_tokens for choice in self.choices[index : index + n])
+            known = (number for number in (counted, *of_server) if number is not None)
+            prompts.append(next(known, None))
+        made = [
+            choice.output_tokens
+            if texts is None or choice.output_tokens is not None
+            else texts.answer_tokens(choice.raw)
+            for choice in self.choices
+        ]
         return TokenUsage(_sum(prompts), _sum(made))
-
-    def _of_server(self, choices: Sequence[Choice]) -> int | None:
-        return next((choice.input_tokens for choice in choices if choice.input_tokens is not None), None)
-
-    def _made(self, choice: Choice) -> int | None:
-        if choice.output_tokens is not None:
-            return choice.output_tokens
-        if self._texts is None:
-            return None
-        return self._texts.answer_tokens(choice.raw)
 
 
 def _sum(counts: Sequence[int | None]) -> int | None:

@@ -221,7 +221,8 @@ class _Terminal:
             note(f"{self._talk.model} at {self._talk.url}; /help shows the commands")
         for message in self._messages():
             if message.startswith("/") and not message.startswith("//"):
-                if self._command(*_split(message)):
+                name, _, rest = message.partition(" ")
+                if self._command(name, rest.strip()):
                     return
                 continue
             try:
@@ -326,11 +327,6 @@ class _Terminal:
     def _color(self, code: str) -> None:
         if self._colors:
             terminal.raw(sys.stdout).write(code)
-
-
-def _split(message: str) -> tuple[str, str]:
-    name, _, rest = message.partition(" ")
-    return name, rest.strip()
 
 
 def _summary(reply: conversation.Reply) -> str:

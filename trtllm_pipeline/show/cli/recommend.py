@@ -7,7 +7,7 @@ from dataclasses import replace
 import typer
 
 from trtllm_pipeline.show.cli import options
-from trtllm_pipeline.show.cli.output import emit_as, note
+from trtllm_pipeline.show.cli.output import emit_blocks, note
 
 
 def recommend(
@@ -45,5 +45,5 @@ def recommend(
         note(f"note: {each}; left out")
     measured = replace(measured, cells=tuple(with_price(cell, goals.prices) for cell in measured.cells))
     recommendation = library.advise(measured, cells or (), goals, allowed)
-    emit_as(format, recommendation, json=library.Recommendation.to_json, text=library.to_table)
+    emit_blocks(format, recommendation)
     raise typer.Exit(recommendation.exit_code)

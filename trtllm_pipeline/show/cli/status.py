@@ -42,6 +42,7 @@ def status(
     from trtllm_pipeline.show.progress.cell_status import MatrixStatus, status_of, to_json, to_text
     from trtllm_pipeline.show.progress.left import goes_on, read
     from trtllm_pipeline.show.progress.watching import watch as keep_showing
+    from trtllm_pipeline.show.report import run_list
 
     if runs:
         given = {"--run": run, "MATRIX": matrix, "--cells": cells, "--set": sets, "--watch": watch or None}
@@ -50,7 +51,8 @@ def status(
                 f"--runs lists all runs of the workspace and cannot be combined with {only}",
                 hint="pipeline status --runs",
             )
-        return _list_runs(workspace, format)
+        listed = run_list.runs_json(options.known_store(workspace))
+        return emit_json(listed) if format == "json" else emit(run_list.to_text(listed))
     if run is not None and matrix is not None:
         raise UsageError("give --run or --matrix, not both")
     store = options.known_store(workspace)
@@ -70,10 +72,3 @@ def status(
         return keep_showing(look, terminal.raw(sys.stdout), as_json=format == "json")
     state = look()
     return emit_json(to_json(state)) if format == "json" else emit_rendered(to_text(state))
-
-
-def _list_runs(workspace: str, format: str) -> None:
-    from trtllm_pipeline.show.report.run_list import runs_json, to_text
-
-    listed = runs_json(options.known_store(workspace))
-    emit_json(listed) if format == "json" else emit(to_text(listed))

@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from trtllm_pipeline.base import CellId, Json, UsageError, count, shared_parts, text_blocks, text_tables
 from trtllm_pipeline.measure import LevelResult, Objective, conditions, metric_names, objectives, result, stats
-from trtllm_pipeline.orchestrate import report_file
+from trtllm_pipeline.orchestrate import CellResult, report_file
 from trtllm_pipeline.show.phrases import without
 from trtllm_pipeline.show.report.comparable_loads import Workload, shortened, together_at_levels, words, workloads
 from trtllm_pipeline.show.report.comparison import ChangeVerdict, accuracy_delta, first_of, level_delta
 from trtllm_pipeline.show.report.measured import Measured, Side, selected
-from trtllm_pipeline.show.report.pareto import pareto_front
 from trtllm_pipeline.show.report.prices import Prices, parse_prices
 from trtllm_pipeline.show.report.writers import mixed
-
-if TYPE_CHECKING:
-    from rich.console import Group
 
 Goal = Literal["throughput", "latency", "size"]
 OBJECTIVES: Final = {
@@ -128,6 +124,16 @@ class Recommendation:
     @property
     def exit_code(self) -> int:
         return 0 if any(each.reason is None for each in self.candidates) else 3
+
+    def blocks(self) -> list[text_blocks.Block]:
+        """Per workload, the recommended cell and a table of all candidates with the reasons for exclusion."""
+        parts = shared_parts([each.cell for each in self.candidates])
+        shown: list[text_blocks.Block] = []
+        named = shortened([group[0].workload for group in self.groups])
+        for group, workload in zip(self.groups, named, strict=True):
+            shown += [text_blocks.TextLine("")] if shown else []
+            shown += _of_workload(group, words(workload), parts, self)
+        return shown
 
     def to_json(self) -> dict[str, Json]:
         """The JSON of `pipeline recommend --format json`, see docs/reference/formats.md."""
@@ -329,6 +335,29 @@ def within_noise(best: Candidate, other: Candidate, cell_of: Mapping[CellId, Mea
 _METRIC: Final[Mapping[Goal, str]] = {"throughput": "output_tps", "latency": "e2e_p50"}
 
 
+def pareto_front(cells: Iterable[CellResult]) -> list[tuple[CellId, str]]:
+    """(cell, level) of the points that no other exceeds in tokens/s per GPU and per user, by increasing speed per user.
+
+    Only closed loops of cells whose stages all succeeded: the throughput of an open loop is the offered load.
+    """
+    points = [
+        (speed, throughput, cell.id, level.key)
+        for cell in cells
+        if cell.unfit is None
+        for level in cell.levels
+        if level.request_rate is None
+        and (speed := level.value("user_tps")) is not None
+        and (throughput := cell.per_gpu(level)) is not None
+    ]
+    front: list[tuple[CellId, str]] = []
+    most = 0.0
+    for _, throughput, cell_id, key in sorted(points, key=lambda point: (-point[0], -point[1])):
+        if throughput > most:
+            most = throughput
+            front.insert(0, (cell_id, key))
+    return front
+
+
 def cost(each: Candidate, objective: Goal) -> float:
     """The cost of a candidate. Lower is better."""
     if objective == "throughput":
@@ -427,21 +456,6 @@ def _apart(metric: str, cell: Measured, base: Measured, allow: Collection[str]) 
 
 
 # As text
-
-
-def to_table(recommendation: Recommendation) -> Group:
-    return text_blocks.on_terminal(blocks(recommendation))
-
-
-def blocks(recommendation: Recommendation) -> list[text_blocks.Block]:
-    """Per workload, the recommended cell and a table of all candidates with the reasons for exclusion."""
-    parts = shared_parts([each.cell for each in recommendation.candidates])
-    shown: list[text_blocks.Block] = []
-    named = shortened([group[0].workload for group in recommendation.groups])
-    for group, workload in zip(recommendation.groups, named, strict=True):
-        shown += [text_blocks.TextLine("")] if shown else []
-        shown += _of_workload(group, words(workload), parts, recommendation)
-    return shown
 
 
 def _of_workload(

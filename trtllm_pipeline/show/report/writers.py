@@ -62,6 +62,7 @@ _NOTHING: Final = frozenset({CellStatus.INTERRUPTED, CellStatus.NOT_RUN, CellSta
 """Statuses without results. A table with too many cells leaves these out first."""
 _PIPED_WIDTH: Final = 120
 _SIMILAR: Final = ", or similar"
+_BENCH: Final = ("output_tokens_per_s", "requests_per_s", "ttft_ms", "tpot_ms", "e2e_ms")
 
 
 # CSV
@@ -83,7 +84,7 @@ def flat(rows: Sequence[CellResult]) -> list[dict[str, object]]:
 
 def _of_cell(row: CellResult) -> list[Mapping[str, object]]:
     """A cell as columns, in parts. Columns without values are left out."""
-    drift, at = row.accuracy_drift, row.conditions.measured_s
+    drift, at, bench = row.accuracy_drift, row.conditions.measured_s, row.trtllm_bench or {}
     scores: dict[str, object] = {}
     for name in row.accuracy:
         if ends := row.accuracy_intervals.get(name):
@@ -107,18 +108,13 @@ def _of_cell(row: CellResult) -> list[Mapping[str, object]]:
         {"engine_size_bytes": row.engine_size_bytes, "accuracy_total": row.accuracy_total},
         {} if row.highest_rate is None else {"highest_rate": row.highest_rate.rate},
         {} if row.highest_concurrency is None else {"highest_concurrency": row.highest_concurrency.concurrency},
-        _of_bench(row.trtllm_bench),
+        {f"trtllm_bench_{name}": bench[name] for name in _BENCH if name in bench},
         {f"accuracy_{name}": score for name, score in row.accuracy.items()},
         scores,
         {"drift_reference": drift.reference, "drift_agreement": drift.agreement} if drift else {},
         {} if measured is None else {"measured_at": measured},
         recorded,
     ]
-
-
-def _of_bench(metrics: Mapping[str, Json] | None) -> Mapping[str, object]:
-    names = ("output_tokens_per_s", "requests_per_s", "ttft_ms", "tpot_ms", "e2e_ms")
-    return {f"trtllm_bench_{name}": metrics[name] for name in names if name in metrics} if metrics else {}
 
 
 def _of_level(row: CellResult, level: LevelResult | None) -> list[Mapping[str, object]]:

@@ -44,7 +44,6 @@ from trtllm_pipeline.show.phrases import without
 from trtllm_pipeline.show.report.measured import Measured, Side, with_files
 from trtllm_pipeline.show.report.prices import with_price
 from trtllm_pipeline.show.report.recommendation import Goals, Recommendation, advise
-from trtllm_pipeline.show.report.recommendation import blocks as blocks_of_advice
 from trtllm_pipeline.show.search.next_cell import Decision, Option, decide
 
 CHOICE_FILE: Final = "search.json"
@@ -136,7 +135,7 @@ class Search:
         return [
             text_blocks.Heading(f"{', '.join(numbers)}; {self.stopped}"),
             *ahead,
-            *([text_blocks.TextLine(""), *blocks_of_advice(self.advice)] if state.tried else []),
+            *([text_blocks.TextLine(""), *self.advice.blocks()] if state.tried else []),
             text_blocks.Items("reasons for these choices", chosen),
             text_blocks.Items("ruled out without measuring", ruled),
         ]

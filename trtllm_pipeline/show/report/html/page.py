@@ -33,7 +33,7 @@ from trtllm_pipeline.show.report.columns import HIGHEST, LOWEST, Column, columns
 from trtllm_pipeline.show.report.comparable_loads import label_of, shortened, words, workloads
 from trtllm_pipeline.show.report.compare_writers import of_page
 from trtllm_pipeline.show.report.comparison import Comparison
-from trtllm_pipeline.show.report.pareto import pareto_front
+from trtllm_pipeline.show.report.recommendation import pareto_front
 from trtllm_pipeline.show.report.record import Ending, Record, StageRecord
 from trtllm_pipeline.show.report.report_formats import Report
 
