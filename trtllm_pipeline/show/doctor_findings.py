@@ -89,8 +89,6 @@ _NEEDED_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "hub": (),
 }
 """Group or id of a check -> the toolchains that need it, if not all do."""
-
-
 NEXT: Final[Mapping[str, str]] = {
     "embedded": "python3 -m pip install 'trtllm-pipeline[embedded]', under Python 3.10 to 3.12",
     "tensorrt_llm": "run in an NGC image that has TensorRT-LLM up to 1.2, or install that from NVIDIA's package index",

@@ -9,8 +9,6 @@ from typing import Final
 from trtllm_pipeline.base import count
 
 MAX_REASONS: Final = 10
-
-
 MAX_CELLS: Final = 3
 """Cells listed for one reason."""
 

@@ -27,7 +27,6 @@ _WRITERS: Final[dict[str, Callable[[Deployment, Path], None]]] = {
     "lws": manifests.write_lws,
     "kserve": manifests.write_kserve,
 }
-
 _READY: Final = {
     "kubernetes": "--for=condition=available {limit} deployment/{name}",
     "lws": "--for=condition=available {limit} leaderworkerset/{name}",

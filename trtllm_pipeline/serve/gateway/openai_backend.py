@@ -28,7 +28,6 @@ _MOST_WAITING_BYTES: Final = 1 << 18
 _MOST_ERROR_BYTES: Final = 1 << 16
 DEFAULTS: Final = ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens")
 """The fields of `GatewayParams` that OpenAI-compatible servers accept under the same name."""
-
 OF_RESPONSES: Final = {"temperature": "temperature", "top_p": "top_p", "max_output_tokens": "max_tokens"}
 """The same, for the Responses API."""
 
@@ -181,10 +180,7 @@ class _Answer:
 
 
 def _renaming(name: str, wanted: str) -> list[tuple[bytes, bytes]]:
-    """The server's model name in a response, and its replacement. Empty if they are the same.
-
-    Quotes within a text are escaped, so it cannot match elsewhere.
-    """
+    """The server's model name in a response, and its replacement. Within a text, quotes are escaped."""
     if name == wanted:
         return []
     spaces = (b"", b" ")

@@ -28,7 +28,6 @@ MOST_MESSAGES: Final = 10_000
 INT32: Final = 2**31 - 1
 _MOST_BRACKETS: Final = 100_000
 """Limit for the objects in a body: more small objects would block the parser, and all other requests, for longer."""
-
 FOR_OPENAI: Final = frozenset(
     {
         *("user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention"),

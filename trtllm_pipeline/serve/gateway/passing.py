@@ -16,7 +16,6 @@ _NO_OUTPUT: Final = frozenset({"role", "type", "id", "index", "format"})
 """Fields of a message and its parts that are not model output."""
 _FAILED: Final = frozenset({"error", "abort"})
 """Finish reasons for a response that its server aborted, in vLLM and SGLang."""
-
 _FAILED_RESPONSES: Final = frozenset({"failed", "cancelled"})
 _COUNTS: Final = {"prompt_tokens": "input_tokens", "completion_tokens": "output_tokens"}
 

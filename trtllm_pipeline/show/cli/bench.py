@@ -53,11 +53,9 @@ _PANELS: Final = {
 }
 """Options in the order of the help. All others are in _REQUESTS."""
 _REQUESTS: Final = "The requests"
-
 _server: Final = partial(options.option, rich_help_panel=options.SERVER_PANEL)
 _expected: Final = partial(options.option, rich_help_panel="Expected server configuration, verified against the server")
 _results: Final = partial(options.option, rich_help_panel="The results")
-
 MetricsUrl = _server(
     "--metrics-url", "HOST:PORT", "Triton's metrics endpoint; adds the queue and compute times that Triton reports."
 )

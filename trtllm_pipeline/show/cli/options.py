@@ -315,7 +315,6 @@ else:
 
 SERVER_PANEL: Final = "The server"
 _of_server: Final = partial(option, rich_help_panel=SERVER_PANEL)
-
 Protocol = Annotated[
     Literal["grpc", "http", "openai"],
     _of_server("-i --protocol", "NAME", "Protocol: grpc or http (Triton), or openai for any OpenAI-compatible server."),

@@ -25,8 +25,6 @@ Names = Annotated[
         "[ARTIFACT|STAGE|CELL]...", "Artifact ids, fingerprint prefixes, stages or cells.", complete=completion.cells
     ),
 ]
-
-
 DryRun = Annotated[
     bool, options.switch("--dry-run", "Only list the artifacts to remove, and the artifacts to keep with reasons.")
 ]

@@ -228,10 +228,7 @@ def node_change(name: str, *, gone: bool) -> str:
 
 
 def failure(run: StageRun, error: StageError | None, seconds: float | None, reported: set[str]) -> list[str]:
-    """Lines about a failure: stage, cause, location, fix, and for an unknown cause the most relevant log lines.
-
-    Omits reasons already in `reported`, and adds new ones.
-    """
+    """Lines about a failure: cause, location, fix, log lines. Omits reasons in `reported`, and adds new ones."""
     kind = "" if error is None else in_brackets(error.failure.value)
     after = "" if seconds is None else f" after {duration(seconds)}"
     why = "" if error is None else f": {'for the same reason' if error.message in reported else error.message}"

@@ -24,7 +24,6 @@ _SHARE: Final = 5
 """Minimum interval between looks, as a multiple of the duration of one look."""
 _QUIET_S: Final = 3.0
 """Required idle time before the end, because there are short gaps between stage runs."""
-
 Look = Callable[[], MatrixStatus]
 Change = tuple[OutlineRun, StageState]
 

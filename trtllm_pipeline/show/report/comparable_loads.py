@@ -17,7 +17,6 @@ from trtllm_pipeline.show.report.measured import Measured, pooled
 _BY_NAME: Final = {field.name: field for field in (*conditions.FIELDS, *conditions.LEVEL_FIELDS)}
 AXES: Final = ("model", "isl", "osl")
 """Axes that define the load: prompts, model and output lengths. The measurements contain the rest of the load."""
-
 Workload = tuple[tuple[str, Json], ...]
 """Values of these axes and of measurement conditions in which cells of a run differ. Empty if they do not differ."""
 

@@ -568,10 +568,7 @@ def accuracy_delta(metric: str, score: str, cell: Measured, other: Measured) -> 
 
 
 def _paired_questions(score: str, cell: Measured, other: Measured) -> stats.Interval | None:
-    """Interval of the difference in mean scores over common questions, or None.
-
-    If the answers no longer exist, the interval is the one that the run recorded.
-    """
+    """Interval of the difference over common questions, as recorded if the answers are gone, or None."""
     from trtllm_pipeline.measure import drift
 
     noted = cell.accuracy_drift if cell.accuracy_drift and cell.accuracy_drift.reference == other.id else None

@@ -25,8 +25,6 @@ from trtllm_pipeline.show.report.measured import Side
 
 _CONDITION: Final = re.compile(r"\s*([a-z0-9_.]+)\s*:\s*([+-])\s*(\d+(?:\.\d+)?)\s*(%|pts?)\s*")
 _EXAMPLE: Final = "such as ttft_p99:+10%,output_tps:-5%,accuracy:-1pt"
-
-
 _ROUNDING: Final = 1e-9
 
 
@@ -155,10 +153,7 @@ def judge(
     beyond_noise: bool = False,
     allow: Collection[str] = frozenset(),
 ) -> Judgement:
-    """Compare `new` with `base`, or cells of `new` that differ only in axis `by` with the cell at value `first`.
-
-    Raises UsageError if no cells can be compared.
-    """
+    """Compare `new` with `base`, or its cells along axis `by` with those at `first`. Raises UsageError."""
     if base is not None:
         result = compare(new, base, criteria.metrics, allow=allow)
     else:

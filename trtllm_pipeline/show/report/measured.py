@@ -218,10 +218,7 @@ def _perf_side(path: Path, load_result: LoadResult, tokenizer: Path | None) -> S
 
 
 def together(name: str, sides: Sequence[Side], allow: Collection[str]) -> Side:
-    """Merge repeated measurements of the same cells. Metrics are medians of the repeats.
-
-    A cell or level that a repeat lacks is left out and reported. Raises ComparisonError.
-    """
+    """The medians of repeated measurements. What a repeat lacks is left out and reported. Raises ComparisonError."""
     one_each = all(len(side.cells) == 1 for side in sides)
     by_id = [{"" if one_each else cell.id: cell for cell in side.cells} for side in sides]
     names = [side.name for side in sides]

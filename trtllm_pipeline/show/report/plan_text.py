@@ -360,10 +360,7 @@ def _listing(plan: Plan, runs: frozenset[StageRunId], outlook: Forecast) -> list
 
 
 def explanation(plan: Plan, outlook: Forecast, stage: str | None, store: Store | None) -> dict[str, Any]:
-    """Explain why each stage of each cell, or only `stage`, has to run, with the content of its fingerprint.
-
-    Includes artifacts that other code created. Raises UsageError.
-    """
+    """Why each stage of each cell, or only `stage`, has to run, and its fingerprint's content. Raises UsageError."""
 
     def explained(run_id: StageRunId) -> dict[str, Json]:
         run = plan.stage_runs[run_id]

@@ -424,10 +424,7 @@ def failures_of(
 
 
 def notes_of(rows: Sequence[CellResult]) -> list[tuple[str, int]]:
-    """Notes on the measurements with their numbers of cells, most frequent first.
-
-    Findings that differ only in numbers are one note, with the text of the first.
-    """
+    """Notes on measurements with numbers of cells, most frequent first. Equal texts with other numbers are one note."""
     first: dict[str, str] = {}
     cells: Counter[str] = Counter()
     for row in rows:

@@ -151,10 +151,7 @@ def search(
     command: tuple[str, ...] = (),
     announce: Callable[[str], None],
 ) -> Search:
-    """Measure cells of the matrix until the `budget` is spent or no other cell can be better. Earlier measurements count.
-
-    Calls `announce` before each cell runs. Raises like `flow.run`.
-    """
+    """Measure cells until the `budget`, with earlier ones, is spent or none can be better. Raises like `flow.run`."""
     while True:
         state = look(request, store, goals)
         ahead = state.next

@@ -69,10 +69,7 @@ def names() -> list[str]:
 
 
 def dialect_for(name: str, template: str | None, config: Mapping[str, Any] | None = None) -> Dialect:
-    """The dialect called `name`, or for `auto` the one of a model with this chat template and config.json.
-
-    Raises UsageError for an unknown name.
-    """
+    """The dialect called `name`, or for `auto` that of this template and config.json. Raises UsageError."""
     if name == PLAIN.name:
         return PLAIN
     if name != AUTO:

@@ -27,7 +27,6 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]
 """Yields when it needs more text, and returns its result."""
 Emit = Callable[[str], None]
-
 _ALPHANUMERIC: Final = string.ascii_letters + string.digits
 _IN_STRING: Final = re.compile(r'["\\\x00-\x1f]')
 _AFTER_SCALAR: Final = re.compile(r"[\s,:\]}<]")

@@ -57,8 +57,6 @@ _SYMBOLS: Final = {
     CellStatus.RUNNING: "▶",
     CellStatus.NOT_RUN: "·",
 }
-
-
 _COUNTED: Final = {
     Ending.MADE: "executed",
     Ending.SERVED: "executed",
