@@ -23,7 +23,6 @@ from trtllm_pipeline.measure import lm_eval
 from trtllm_pipeline.tensorrt import catalog as toolchains
 from trtllm_pipeline.tensorrt import releases
 
-SCHEMA: Final = 1
 _GIB: Final = 2**30
 _LEAST_DISK: Final = 50 * _GIB
 """16-bit weights of a 7B model take 15 GB and are stored three times: model, checkpoint, engine."""
@@ -233,7 +232,7 @@ class Examination:
         """The JSON form, see docs/reference/machines.md."""
         about = {"sm": self.machine.sm, "identity": dict(probe.identity(self.machine)), "assume": self.assume}
         return {
-            "schema": SCHEMA,
+            "schema": 1,
             "checks": [
                 {**asdict(each), "status": each.status.value, "group": each.group, "needed_by": list(each.needed_by)}
                 for each in self.checks

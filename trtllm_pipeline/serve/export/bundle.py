@@ -36,7 +36,6 @@ from trtllm_pipeline.serve.export import card
 from trtllm_pipeline.serve.export.deployment import BESIDE, Deployment
 from trtllm_pipeline.tensorrt import SERVE_FILE, catalog, companions, start_script
 
-SCHEMA: Final = 1
 FILE: Final = "bundle.json"
 SUMS: Final = "SHA256SUMS"
 START: Final = "start"
@@ -191,7 +190,7 @@ def _write_provenance(deployment: Deployment, folder: Path) -> None:
 def _about(deployment: Deployment) -> dict[str, Any]:
     served = deployment.served
     return {
-        "schema": SCHEMA,
+        "schema": 1,
         "name": deployment.name,
         "cell": str(served.cell.id),
         "kind": deployment.kind,

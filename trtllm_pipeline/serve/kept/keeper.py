@@ -282,7 +282,9 @@ class _Kept:
             (self.folder / REPAIR_FILE).unlink(missing_ok=True)
             self._write_job()
         else:
-            self._write_gateway_config()
+            path = self.folder / GATEWAY_CONFIG
+            config = read_object(path) or {}
+            write_json(path, {**config, "port": self._port("openai", str(config.get("host")))})
         assert self.guardian is not None
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(self.record.gpus)} if self.record.gpus else {}
         self.guardian.spawn(
@@ -301,11 +303,6 @@ class _Kept:
             if f"{name}_port" in params:
                 params[f"{name}_port"] = self._port(name, str(params["host"]))
         replace(self.job, params=params, gpus=self.record.gpus).write(self.folder / JOB)
-
-    def _write_gateway_config(self) -> None:
-        path = self.folder / GATEWAY_CONFIG
-        config = read_object(path) or {}
-        write_json(path, {**config, "port": self._port("openai", str(config.get("host")))})
 
     def _port(self, name: str, host: str) -> int:
         """The requested port, or else the last one, which clients know, if it is free. 0 is any."""

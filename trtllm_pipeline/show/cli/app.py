@@ -11,7 +11,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
@@ -227,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _terminable():
             _check_text(words)
             rich = sys.stdout.isatty()
-            completed = _completed(os.environ)
+            completed = f"{os.environ.get('COMP_WORDS', '')} {os.environ.get('_TYPER_COMPLETE_ARGS', '')}".split()
             command: Any = get_command(build({*_naming(words), *completed}, rich=rich, complete=bool(completed)))
             order = [row.path for row in COMMANDS]  # Typer lists all groups before all commands
             command.commands = dict(sorted(command.commands.items(), key=lambda each: order.index(each[0])))
@@ -293,10 +293,6 @@ def _naming(words: Sequence[str]) -> Sequence[str]:
     """The words that may name a command. `run --until build` must not import the stage `build` and with it all toolchains."""
     plain = [word for word in words if not word.startswith("-")]
     return plain[:2] if plain and plain[0] in GROUPS else plain[:1]
-
-
-def _completed(environment: Mapping[str, str]) -> list[str]:
-    return f"{environment.get('COMP_WORDS', '')} {environment.get('_TYPER_COMPLETE_ARGS', '')}".split()
 
 
 @contextmanager

@@ -327,12 +327,6 @@ RequestTimeout = Annotated[
 ]
 
 
-def without(function: Callable[..., Any], name: str) -> inspect.Signature:
-    """The signature of a command without one of its parameters."""
-    signature = inspect.signature(function, eval_str=True)
-    return signature.replace(parameters=[each for each in signature.parameters.values() if each.name != name])
-
-
 def request(
     matrix: str,
     cells: Sequence[str] | None = None,

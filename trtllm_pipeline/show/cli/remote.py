@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trtllm_pipeline.base import Json, Scope, UsageError, count, size
+from trtllm_pipeline.base import Json, Scope, UsageError, count, probe, size
 from trtllm_pipeline.orchestrate import Request, Store
 from trtllm_pipeline.show.cli import completion, options
 from trtllm_pipeline.show.cli.output import emit_as, note
@@ -123,7 +123,6 @@ def pull(
       pipeline store pull s3://engines/nightly build --require-signed --trusted-keys trusted/
       pipeline store pull https://engines.example/nightly build-4a46c422fbf3
     """
-    from trtllm_pipeline.base import probe
     from trtllm_pipeline.orchestrate import provenance, remote_store
 
     policy = provenance.policy(trusted_keys, required=require_signed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shlex
 import sys
 from pathlib import Path
@@ -124,7 +125,10 @@ def resume(**values: Any) -> int:
     return code
 
 
-vars(resume)["__signature__"] = options.without(run, "resume")
+_signature = inspect.signature(run)
+vars(resume)["__signature__"] = _signature.replace(
+    parameters=[each for name, each in _signature.parameters.items() if name != "resume"]
+)
 
 
 @options.grouped

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from trtllm_pipeline.base import UsageError, allow_open_files, terminal, text_tables
+from trtllm_pipeline.base import UsageError, allow_open_files, probe, terminal, text_tables
 from trtllm_pipeline.orchestrate import GatewayParams
 from trtllm_pipeline.serve import control, gateway_config, servers, shown
 from trtllm_pipeline.show.cli import completion, options, stage_options
@@ -188,7 +188,6 @@ def target_of(
     model_folder: str | None = None,
 ) -> ServeTarget:
     """The input of the server. Raises UsageError, PlanError."""
-    from trtllm_pipeline.base import probe
     from trtllm_pipeline.serve import serve_target as target
 
     tokenizer = None if model_folder is None else Path(model_folder).absolute()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trtllm_pipeline.base import Json, UsageError, disk
+from trtllm_pipeline.base import Json, UsageError, count, disk, size
 from trtllm_pipeline.orchestrate import Artifact, Store, manifest
 from trtllm_pipeline.show.cli import completion, options
 from trtllm_pipeline.show.cli.output import emit_as, emit_blocks, note
@@ -150,7 +150,6 @@ def prune(
       pipeline store prune --unused-for 30d
       pipeline store prune --keep-latest 5 --keep-run release-1.0 --keep-matrix nightly --dry-run
     """
-    from trtllm_pipeline.base import count, size
     from trtllm_pipeline.orchestrate import unused
 
     store = options.known_store(workspace)
@@ -213,7 +212,6 @@ def rm(
       pipeline store rm build-4a46c422fbf3 --yes
       pipeline store rm --run nightly-12 --yes
     """
-    from trtllm_pipeline.base import count, size
     from trtllm_pipeline.orchestrate import removal
 
     if not names and run is None:

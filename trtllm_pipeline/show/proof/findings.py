@@ -13,7 +13,6 @@ from trtllm_pipeline.orchestrate import CellResult, CellStatus, ForecastCheck
 from trtllm_pipeline.show.proof.reference_answers import Agreement, tolerance_nats
 from trtllm_pipeline.tensorrt import catalog, installed
 
-SCHEMA: Final = 1
 _ONE_GPU: Final = "tp1pp1"
 
 
@@ -121,7 +120,7 @@ class DeepExamination:
         """The JSON form, see docs/reference/formats.md."""
         installation, gpus = self.machine.tensorrt_llm, self.machine.gpus
         return {
-            "schema": SCHEMA,
+            "schema": 1,
             "tensorrt_llm": None if installation is None else installation.release,
             "gpus": [gpu.name for gpu in gpus],
             "identity": dict(probe.identity(self.machine)),
