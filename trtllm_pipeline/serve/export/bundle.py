@@ -1,18 +1,7 @@
 """The bundle: a directory with everything needed to serve one cell. It can be moved to any host and checked there.
 
-    engine/        the engine, or model/ alone with the weights
-    draft/         the draft model, drafter/ its engine, visual/ the engine for images, and adapter/
-                   (adapter2/, ...) a LoRA adapter, if there is one; for an engine in Triton, with the tensors that a
-                   client sends for it
-    model/         tokenizer, chat template, generation_config.json; config.json
-    repository/    the server's input; @BUNDLE@ stands for the bundle's directory
-    provenance/    manifest, statement and signature of each source artifact; and the measurements
-    start          starts the server
-    README.md      the engine card
-    bundle.json    machine-readable description
-    SHA256SUMS     of all other files: sha256sum -c SHA256SUMS
-
-`docs/reference/formats.md` describes it.
+`docs/deploying.md` lists its files, `docs/reference/formats.md` describes bundle.json. In repository/, @BUNDLE@ stands
+for the bundle's directory. For an engine in Triton, each adapter has the tensors that a client sends for it.
 """
 
 from __future__ import annotations

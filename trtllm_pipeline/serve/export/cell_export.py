@@ -9,8 +9,7 @@ import math
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -70,11 +69,15 @@ def export_targets(deployment: Deployment, targets: Sequence[str], folder: Path)
     check_targets(deployment, targets)
     # A hub gets a bundle. If both are requested, they are the same.
     wanted = list(dict.fromkeys("bundle" if each == "hub" else each for each in targets))
-    with _whole_or_nothing(folder):
+    try:
         for target in wanted:
             part = folder / target
             part.mkdir()
             _WRITERS[target](deployment, part)
+    except BaseException:
+        for each in os.listdir(folder):
+            shutil.rmtree(folder / each, ignore_errors=True)
+        raise
     return {target: folder / target for target in wanted}
 
 
@@ -115,13 +118,3 @@ def _bundle_command(deployment: Deployment, store: Store, folder: Path) -> str:
     words += ["--matrix", str(request.matrix), *(word for value in request.sets for word in ("--set", value))]
     words += [] if request.toolchain is None else ["--toolchain", request.toolchain]
     return shlex.join([*words, "--workspace", str(store.workspace)])
-
-
-@contextmanager
-def _whole_or_nothing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        for each in os.listdir(folder):
-            shutil.rmtree(folder / each, ignore_errors=True)
-        raise

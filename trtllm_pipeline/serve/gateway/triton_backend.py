@@ -424,7 +424,8 @@ class TritonBackend:
         request = GenerationRequest(prompt.text, prompt.max_tokens, inputs)
         again = False
         while True:
-            session, kept = self._session()
+            kept = bool(self._idle)
+            session = self._idle.pop()[0] if kept else self._client.session()
             try:
                 await session.generate(request, choice)
             except asyncio.CancelledError:
@@ -471,12 +472,6 @@ class TritonBackend:
         if not passing and _OF_THE_REQUEST.search(message):
             return ApiError(400, message, code="refused_by_server")
         return bad_gateway(f"the server of model {self._served.name} failed: {message}")
-
-    def _session(self) -> tuple[Session, bool]:
-        """A session, and whether it was reused."""
-        if self._idle:
-            return self._idle.pop()[0], True
-        return self._client.session(), False
 
     def _put_back(self, session: Session) -> None:
         self._idle.append((session, time.monotonic()))

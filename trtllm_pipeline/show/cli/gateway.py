@@ -15,9 +15,8 @@ from trtllm_pipeline.orchestrate import GatewayParams
 from trtllm_pipeline.serve import gateway_config, run
 from trtllm_pipeline.show.cli import options, stage_options
 from trtllm_pipeline.show.cli.output import emit, note
-from trtllm_pipeline.tensorrt import params
+from trtllm_pipeline.tensorrt import command_lines, params
 
-_HOST = "127.0.0.1"
 _of = options.option
 
 
@@ -119,7 +118,7 @@ def _command(
     defaults = params.to_json(base.params) if base else {}
     gateway = gateway_config.GatewayConfig(
         models=tuple(served.values()),
-        host=host or (base.host if base else _HOST),
+        host=host or (base.host if base else command_lines.LOOPBACK),
         port=port if port is not None else base.port if base else 0,
         api_keys_file=Path(api_keys) if api_keys else base.api_keys_file if base else None,
         params=stage_options.read_class(

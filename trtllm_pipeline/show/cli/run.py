@@ -103,7 +103,7 @@ def run(
     write(report, format)
     if result.untried:
         note(f"--fail-fast: {count(result.untried, 'cell')} not retried despite settings.retry")
-    continued = _resume(workspace) + (f" --rerun {','.join(again)}" if again else "")
+    continued = f"pipeline resume{options.typed_again(workspace)}" + (f" --rerun {','.join(again)}" if again else "")
     if result.outcome.interrupted:
         note(f"interrupted; to continue: {continued}")
     elif result.outcome.exit_code:
@@ -207,7 +207,3 @@ def _show_plan(request: Request, store: Store | None, workspace: Path, format: s
         emit(wrapped(plan_text(fits, outlook, verbose=verbose), terminal_width()))
     check_feasible(fits, store)
     return 0
-
-
-def _resume(workspace: str) -> str:
-    return f"pipeline resume{options.typed_again(workspace)}"

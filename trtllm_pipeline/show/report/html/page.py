@@ -304,6 +304,7 @@ def _statistics(values: Mapping[str, float | None]) -> dict[str, Any]:
 
 
 def _level(level: LevelResult) -> dict[str, Any]:
+    goodput, due = level.goodput, {name: _statistics(values) for name, values in level.from_schedule.items()}
     return {
         **({"concurrency": level.concurrency} if level.request_rate is None else {"rate": level.request_rate}),
         "requests": level.requests,
@@ -315,14 +316,8 @@ def _level(level: LevelResult) -> dict[str, Any]:
         "repeats": [_short(rate) for one in level.repeats if (rate := one.output_tokens_per_s) is not None],
         **{name: _statistics(values) for name, values in level.latencies.items()},
         # Omitted if empty, so that 1000 cells take at most 1.6 MB. The page adds what follows from the others.
-        **(
-            {}
-            if level.goodput is None
-            else {"goodput": level.goodput.share, "good_out": _short(level.goodput.output_tokens_per_s)}
-        ),
-        **(
-            {"due": {name: _statistics(values) for name, values in due.items()}} if (due := level.from_schedule) else {}
-        ),
+        **({} if goodput is None else {"goodput": goodput.share, "good_out": _short(goodput.output_tokens_per_s)}),
+        **({"due": due} if due else {}),
         **({} if level.gpu_use is None else {"gpu": asdict(level.gpu_use), "joule": _short(level.tokens_per_joule)}),
         **({} if level.triton_use is None else {"triton": _triton(level.triton_use)}),
     }
