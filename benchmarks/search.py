@@ -27,8 +27,8 @@ from surfaces import SURFACES, Surface
 from trtllm_pipeline.base.domain import CellId
 from trtllm_pipeline.orchestrate.results.report_file import CellResult
 from trtllm_pipeline.show.report.measured import Measured
-from trtllm_pipeline.show.report.recommendation import Goal, at_best, cost, parse_slo
-from trtllm_pipeline.show.search.next_cell import Goals, Option, decide
+from trtllm_pipeline.show.report.recommendation import Goal, Goals, at_best, cost, parse_slo
+from trtllm_pipeline.show.search.next_cell import Option, decide
 
 _GOOD = 0.05
 _Rows = Mapping[CellId, CellResult]

@@ -23,7 +23,6 @@ from trtllm_pipeline.measure import lm_eval
 from trtllm_pipeline.tensorrt import catalog as toolchains
 from trtllm_pipeline.tensorrt import releases
 
-SCHEMA: Final = 1
 _GIB: Final = 2**30
 _LEAST_DISK: Final = 50 * _GIB
 """16-bit weights of a 7B model take 15 GB and are stored three times: model, checkpoint, engine."""
@@ -56,13 +55,10 @@ class MachineCheck:
     value: Json
     """Machine-readable value: a version, a path, a number of bytes, or None."""
     detail: str
-    """Text for humans."""
     hint: str | None = None
-    """Suggested fix."""
 
     @property
     def group(self) -> str:
-        """First part of the id."""
         return self.id.partition(".")[0]
 
     @property
@@ -80,7 +76,6 @@ class Verdict:
     missing: str | None
     """Missing requirement, or None if the toolchain can be used."""
     hint: str | None
-    """Next installation step."""
 
 
 _GPU_TOOLCHAINS: Final = ("tensorrt_llm", "tensorrt_llm_pytorch")
@@ -93,15 +88,12 @@ _NEEDED_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "hub": (),
 }
 """Group or id of a check -> the toolchains that need it, if not all do."""
-
-
 NEXT: Final[Mapping[str, str]] = {
     "embedded": "python3 -m pip install 'trtllm-pipeline[embedded]', under Python 3.10 to 3.12",
     "tensorrt_llm": "run in an NGC image that has TensorRT-LLM up to 1.2, or install that from NVIDIA's package index",
     "tensorrt_llm_pytorch": "run in an NGC image that has TensorRT-LLM 1.0 or later, or install that from NVIDIA's "
     "package index",
 }
-"""Toolchain -> installation hint."""
 
 
 def examine(survey: probe.Survey, workspace: Path) -> tuple[MachineCheck, ...]:
@@ -130,7 +122,6 @@ def examine_assumed(machine: Machine) -> tuple[MachineCheck, ...]:
 
 
 def judge(machine: Machine) -> tuple[Verdict, ...]:
-    """Verdicts on all toolchains, preferred first."""
     verdicts = []
     for name in toolchains.names():
         try:
@@ -160,7 +151,6 @@ TITLES: Final = {
     "limits": "limits",
     "hub": "model hubs",
 }
-"""Group of checks -> its title."""
 _HINT_INDENT: Final = " " * 13 + "do: "
 
 
@@ -173,7 +163,6 @@ class MarkedLine:
     gray: bool = False
 
     def mark(self, *, ascii_only: bool) -> tuple[str, str]:
-        """The mark before the text, and its style."""
         if self.status is None:
             return "", ""
         symbol, plain, style = _LOOKS[self.status, self.gray]
@@ -188,11 +177,9 @@ class Examination:
     checks: tuple[MachineCheck, ...]
     verdicts: tuple[Verdict, ...]
     toolchain: str | None = None
-    """The requested toolchain."""
 
     @property
     def assume(self) -> str:
-        """The machine as a line for `--assume`."""
         return assume.describe(self.machine)
 
     @property
@@ -202,7 +189,6 @@ class Examination:
         return 0 if any(verdict.missing is None for verdict in wanted) else 3
 
     def lines(self) -> Iterator[MarkedLine]:
-        """All findings as text, the verdict first."""
         usable = [verdict for verdict in self.verdicts if verdict.missing is None]
         wanted = [each for each in self.verdicts if each.name == self.toolchain] or usable[:1] or self.verdicts
         names = {each.name for each in wanted}
@@ -246,7 +232,7 @@ class Examination:
         """The JSON form, see docs/reference/machines.md."""
         about = {"sm": self.machine.sm, "identity": dict(probe.identity(self.machine)), "assume": self.assume}
         return {
-            "schema": SCHEMA,
+            "schema": 1,
             "checks": [
                 {**asdict(each), "status": each.status.value, "group": each.group, "needed_by": list(each.needed_by)}
                 for each in self.checks

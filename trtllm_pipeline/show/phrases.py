@@ -9,8 +9,6 @@ from typing import Final
 from trtllm_pipeline.base import count
 
 MAX_REASONS: Final = 10
-
-
 MAX_CELLS: Final = 3
 """Cells listed for one reason."""
 
@@ -21,9 +19,7 @@ def without(cell: str, parts: Sequence[str]) -> str:
 
 
 def groups(ids: Sequence[str], most: int) -> list[str] | None:
-    """The group of each id: as many of its first segments as give at most `most` groups. None if there are no such
-    groups.
-    """
+    """The group of each id: as many of its first segments as give at most `most` groups. None if no number does."""
     split = [each.split("/") for each in ids]
     found: list[str] | None = None
     for depth in range(1, max(map(len, split), default=0)):

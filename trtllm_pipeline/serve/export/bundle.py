@@ -1,18 +1,7 @@
 """The bundle: a directory with everything needed to serve one cell. It can be moved to any host and checked there.
 
-    engine/        the engine, or model/ alone with the weights
-    draft/         the draft model, drafter/ its engine, visual/ the engine for images, and adapter/
-                   (adapter2/, ...) a LoRA adapter, if there is one; for an engine in Triton, with the tensors that a
-                   client sends for it
-    model/         tokenizer, chat template, generation_config.json; config.json
-    repository/    the server's input; @BUNDLE@ stands for the bundle's directory
-    provenance/    manifest, statement and signature of each source artifact; and the measurements
-    start          starts the server
-    README.md      the engine card
-    bundle.json    machine-readable description
-    SHA256SUMS     of all other files: sha256sum -c SHA256SUMS
-
-`docs/reference/formats.md` describes it.
+`docs/deploying.md` lists its files, `docs/reference/formats.md` describes bundle.json. In repository/, @BUNDLE@ stands
+for the bundle's directory. For an engine in Triton, each adapter has the tensors that a client sends for it.
 """
 
 from __future__ import annotations
@@ -36,7 +25,6 @@ from trtllm_pipeline.serve.export import card
 from trtllm_pipeline.serve.export.deployment import BESIDE, Deployment
 from trtllm_pipeline.tensorrt import SERVE_FILE, catalog, companions, start_script
 
-SCHEMA: Final = 1
 FILE: Final = "bundle.json"
 SUMS: Final = "SHA256SUMS"
 START: Final = "start"
@@ -114,7 +102,6 @@ def write_sums(folder: Path) -> None:
 
 
 def files(folder: Path) -> list[str]:
-    """Every file below `folder`, by its relative path, sorted."""
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
@@ -192,7 +179,7 @@ def _write_provenance(deployment: Deployment, folder: Path) -> None:
 def _about(deployment: Deployment) -> dict[str, Any]:
     served = deployment.served
     return {
-        "schema": SCHEMA,
+        "schema": 1,
         "name": deployment.name,
         "cell": str(served.cell.id),
         "kind": deployment.kind,

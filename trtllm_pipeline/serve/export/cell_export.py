@@ -9,8 +9,7 @@ import math
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +26,6 @@ _WRITERS: Final[dict[str, Callable[[Deployment, Path], None]]] = {
     "lws": manifests.write_lws,
     "kserve": manifests.write_kserve,
 }
-
 _READY: Final = {
     "kubernetes": "--for=condition=available {limit} deployment/{name}",
     "lws": "--for=condition=available {limit} leaderworkerset/{name}",
@@ -71,18 +69,20 @@ def export_targets(deployment: Deployment, targets: Sequence[str], folder: Path)
     check_targets(deployment, targets)
     # A hub gets a bundle. If both are requested, they are the same.
     wanted = list(dict.fromkeys("bundle" if each == "hub" else each for each in targets))
-    with _whole_or_nothing(folder):
+    try:
         for target in wanted:
             part = folder / target
             part.mkdir()
             _WRITERS[target](deployment, part)
+    except BaseException:
+        for each in os.listdir(folder):
+            shutil.rmtree(folder / each, ignore_errors=True)
+        raise
     return {target: folder / target for target in wanted}
 
 
 def next_steps(deployment: Deployment, store: Store, folders: Mapping[str, Path]) -> dict[str, list[str]]:
-    """The commands to type after the export to `directories`, by target. Each container target serves a bundle: `bundle` has
-    the command that writes it if the export did not.
-    """
+    """The commands to type after the export, by target. `bundle` has the one that writes a missing bundle."""
     targets = [target for target in folders if target == "compose" or target in _READY]
     if not targets:
         return {}
@@ -118,13 +118,3 @@ def _bundle_command(deployment: Deployment, store: Store, folder: Path) -> str:
     words += ["--matrix", str(request.matrix), *(word for value in request.sets for word in ("--set", value))]
     words += [] if request.toolchain is None else ["--toolchain", request.toolchain]
     return shlex.join([*words, "--workspace", str(store.workspace)])
-
-
-@contextmanager
-def _whole_or_nothing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        for each in os.listdir(folder):
-            shutil.rmtree(folder / each, ignore_errors=True)
-        raise

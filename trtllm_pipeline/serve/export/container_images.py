@@ -41,8 +41,6 @@ TAGS: Final = {
     "1.2.1": "26.07",
 }
 """Release of TensorRT-LLM -> the newest monthly Triton release whose image has it."""
-
-
 _PART: Final = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
 _REFERENCE: Final = re.compile(
     rf"(?P<name>(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]+)?/)?{_PART}(?:/{_PART})*)"

@@ -39,7 +39,6 @@ class Deployment:
     kind: str
     """`embedded`, `engine` (Triton with an engine), `llmapi` (Triton with the LLM API) or `trtllm_serve`."""
     release: str | None
-    """TensorRT-LLM release."""
     image: str
     world_size: int
     """GPUs; 0 for the embedded toolchain."""
@@ -55,7 +54,6 @@ class Deployment:
     """Source of `memory_bytes`, in words."""
     cpus: int
     openai: bool
-    """True if it has a gateway."""
     api_keys: bool
     """True if that gateway requires API keys in Kubernetes."""
     storage_class: str | None
@@ -71,12 +69,10 @@ class Deployment:
 
     @property
     def sees(self) -> bool:
-        """True if each request to it includes an image."""
         return catalog.VISUAL in self.served.launch.inputs
 
     @property
     def nodes(self) -> int:
-        """Hosts that its ranks need."""
         return max(1, -(-self.world_size // self.gpus_per_node))
 
     @property
@@ -124,7 +120,6 @@ class Deployment:
 
     @property
     def images(self) -> list[str]:
-        """Images of its containers."""
         return list(dict.fromkeys([self.image, *([self.gateway_image] if self.openai else [])]))
 
     @property
@@ -134,7 +129,6 @@ class Deployment:
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels of every object."""
         labels = {
             "name": "triton" if self.kind != "trtllm_serve" else "trtllm-serve",
             "instance": self.name,
@@ -161,7 +155,6 @@ class Deployment:
 
     @property
     def memory(self) -> str:
-        """`memory_bytes` in Kubernetes notation."""
         return f"{math.ceil(self.memory_bytes / _GIB)}Gi"
 
     @property

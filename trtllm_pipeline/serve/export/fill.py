@@ -34,7 +34,6 @@ class FillError(Exception):
 
 
 def address(name: str) -> str:
-    """URL of the file on the hub."""
     repository, revision = os.environ["REPOSITORY"], os.environ.get("REVISION")
     if os.environ.get("HUB", "huggingface") == "modelscope":
         endpoint = os.environ.get("MODELSCOPE_ENDPOINT", "https://www.modelscope.cn").rstrip("/")
@@ -48,7 +47,6 @@ class SameHost(urllib.request.HTTPRedirectHandler):
     """Sends the token only to the hub, not to its file hosts."""
 
     def redirect_request(self, req: urllib.request.Request, *more: Any) -> urllib.request.Request | None:
-        """The request that follows a redirect."""
         request = super().redirect_request(req, *more)
         if request is not None and request.host != req.host:
             request.headers.pop("Authorization", None)
@@ -93,7 +91,6 @@ def fetch_once(name: str, target: Path) -> str:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file's content."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         for chunk in iter(lambda: file.read(CHUNK), b""):

@@ -96,10 +96,15 @@ def _write_base(
     for name in ("base", "overlay", "fill"):
         (folder / name).mkdir()
     chosen = ("instance", "name")
+    gateway_json = None
+    if deployment.openai:
+        keys = Path(KEYS, "keys") if deployment.api_keys else None
+        config = gateway_config(deployment, service or deployment.name, keys)
+        gateway_json = json.dumps({"schema": SCHEMA, **config.to_json()}, indent=2, ensure_ascii=False)
     values: dict[str, Any] = {
         "kserve": kserve,
         "server_labels": server_labels or {label(each): deployment.labels[label(each)] for each in chosen},
-        "gateway_json": _gateway_json(deployment, service or deployment.name) if deployment.openai else None,
+        "gateway_json": gateway_json,
         "keys": KEYS,
     }
     for name in resources:
@@ -112,25 +117,19 @@ def _write_base(
 
 
 def _render(name: str, deployment: Deployment, folder: Path, *, target: str | None = None, **values: Any) -> None:
-    known = {
-        "d": deployment,
-        "models": MODELS,
-        "embedded": catalog.EMBEDDED,
-        "fill_limit_s": FILL_LIMIT_S,
-        **values,
-    }
+    known = {"d": deployment, "models": MODELS, "embedded": catalog.EMBEDDED, "fill_limit_s": FILL_LIMIT_S, **values}
 
     def part(name: str, **more: Any) -> str:
-        return _environment().get_template(f"{name}.yaml.j2").render({**known, "part": part, **more}).rstrip("\n")
+        return templates().get_template(f"{name}.yaml.j2").render({**known, "part": part, **more}).rstrip("\n")
 
-    text = _environment().get_template(f"{name}.j2").render({**known, "part": part})
+    text = templates().get_template(f"{name}.j2").render({**known, "part": part})
     # A part that is empty for this cell leaves blank lines.
     lines = [line.rstrip() for line in text.splitlines() if line.strip() or not line]
     (folder / (target or name)).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 @lru_cache(maxsize=1)
-def _environment() -> Environment:
+def templates() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     # YAML is not HTML: `yaml` quotes inserted values.
@@ -145,8 +144,3 @@ def _environment() -> Environment:
     environment.filters["comment"] = lambda text: " ".join(str(text).split())
     environment.globals["fill_program"] = TEMPLATES.with_name("fill.py").read_text(encoding="utf-8")
     return environment
-
-
-def _gateway_json(deployment: Deployment, host: str) -> str:
-    config = gateway_config(deployment, host, Path(KEYS, "keys") if deployment.api_keys else None)
-    return json.dumps({"schema": SCHEMA, **config.to_json()}, indent=2, ensure_ascii=False)

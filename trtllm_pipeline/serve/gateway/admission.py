@@ -18,10 +18,6 @@ class Admission:
         self._timeout_s = timeout_s
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
     def try_enter(self, count: int) -> bool:
         """Take `count` places if they are free and no request waits."""
         if self._waiting or self.taken + count > self.places:
@@ -30,9 +26,7 @@ class Admission:
         return True
 
     async def wait(self, count: int) -> None:
-        """Wait for `count` places. Raises ApiError 429 if too many requests are waiting already, or the wait takes too
-        long.
-        """
+        """Wait for `count` places. Raises ApiError 429 if too many requests wait already, or after a timeout."""
         if len(self._waiting) >= self.queue:
             raise self._busy(f"{self.taken} requests are in progress and {len(self._waiting)} wait", "queue_full")
         loop = asyncio.get_running_loop()
@@ -60,7 +54,6 @@ class Admission:
             self._admit()  # now: the time of the request behind it may be over as well
 
     def leave(self, count: int = 1) -> None:
-        """Release places."""
         self.taken -= count
         self._admit()
 

@@ -6,7 +6,6 @@ import json
 from typing import Final
 
 CONTEXT_LENGTH: Final = "context_length_exceeded"
-RETRY_AFTER_S: Final = 1
 _TYPES: Final = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -40,7 +39,6 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Header fields of the response."""
         fields = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
         if self.status == 401:
             fields["WWW-Authenticate"] = "Bearer"
@@ -54,4 +52,23 @@ def bad(param: str, message: str, *, code: str = "invalid_value") -> ApiError:
 
 def unavailable(message: str) -> ApiError:
     """503: the server behind the gateway is currently unavailable."""
-    return ApiError(503, message, code="server_unavailable", retry_after_s=RETRY_AFTER_S, reason="unavailable")
+    return ApiError(503, message, code="server_unavailable", retry_after_s=1, reason="unavailable")
+
+
+def unsupported(param: str, message: str) -> ApiError:
+    """400 for a field that this model or server does not support."""
+    return bad(param, message, code="unsupported_parameter")
+
+
+def missing(param: str, article: str = "a") -> ApiError:
+    return bad(param, f"you must provide {article} {param} parameter", code="missing_required_parameter")
+
+
+def bad_gateway(message: str) -> ApiError:
+    """502: the server behind the gateway failed."""
+    return ApiError(502, message, code="bad_gateway", reason="upstream")
+
+
+def timed_out(limit_s: float) -> ApiError:
+    """504: the server behind the gateway did not complete its response."""
+    return ApiError(504, f"no complete response within {limit_s:g} s", code="timeout", reason="timeout")

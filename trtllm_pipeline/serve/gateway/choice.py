@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from trtllm_pipeline.measure import session
 from trtllm_pipeline.serve.gateway.api_error import ApiError
-from trtllm_pipeline.serve.gateway.dialects import CallArguments, CallStart, Content, Delta, Reasoning
+from trtllm_pipeline.serve.gateway.dialects.parsing import (
+    AnswerParser,
+    CallArguments,
+    CallStart,
+    Content,
+    Delta,
+    Reasoning,
+)
 from trtllm_pipeline.serve.gateway.stops import StopWords
-
-if TYPE_CHECKING:
-    from trtllm_pipeline.serve.gateway.dialects import AnswerParser
 
 CUT: Final = "\ufffd"
 """Part of a character."""
@@ -32,26 +36,6 @@ class Choice(session.Answer):
 
     Texts that arrive between sends are joined, so an unread response uses no memory beyond its text.
     """
-
-    __slots__ = (
-        "_accumulated",
-        "_accumulates",
-        "_changed",
-        "_count",
-        "_parser",
-        "_raw",
-        "_stops",
-        "calls",
-        "deltas",
-        "enough",
-        "failure",
-        "finish",
-        "index",
-        "max_tokens",
-        "responses",
-        "tokens",
-        "wants_tokens",
-    )
 
     def __init__(
         self,
@@ -75,7 +59,6 @@ class Choice(session.Answer):
         """The finish reason in OpenAI's terms. None while it is generated."""
         self.failure: ApiError | None = None
         self.calls = 0
-        """Number of tool calls."""
         self.max_tokens = max_tokens
         self.responses = 0
         self.wants_tokens = wants_tokens
@@ -90,11 +73,9 @@ class Choice(session.Answer):
 
     @property
     def raw(self) -> str:
-        """All text from the server."""
         return "".join(self._raw)
 
     def received(self, now_ns: int, text: str, tokens: int | None, *, reasoning: bool = False) -> None:  # noqa: ARG002
-        """Process one response of the server."""
         if self.finish is not None:
             return
         if self.first_event_ns is None:
@@ -115,9 +96,7 @@ class Choice(session.Answer):
             self.end()
 
     def _added(self, text: str) -> str:
-        """The new text of a response that repeats all text so far. A split character is returned whole with a later
-        response.
-        """
+        """The new text of a response that repeats all text so far. A split character comes whole with a later one."""
         whole = text.rstrip(CUT)
         length = len(self._accumulated)
         if len(whole) <= length or not whole.startswith(self._accumulated):
@@ -174,7 +153,6 @@ class Choice(session.Answer):
         self._changed(self, 0, output)
 
     def fail(self, failure: ApiError) -> None:
-        """Mark it as failed. Earlier output is kept."""
         if self.finish is None:
             self.finish, self.failure = "error", failure
             self._changed(self, 0, False)

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from trtllm_pipeline.measure import http
 from trtllm_pipeline.serve.gateway.api_error import ApiError
 from trtllm_pipeline.serve.gateway.choice import Choice
-from trtllm_pipeline.serve.gateway.dialects import Content
+from trtllm_pipeline.serve.gateway.dialects.parsing import Content
+from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
 from trtllm_pipeline.serve.gateway.openai_answers import Answers, TokenUsage, failed_event
-from trtllm_pipeline.serve.gateway.openai_backend import Passed
+from trtllm_pipeline.serve.gateway.parsed_request import ParsedRequest
+from trtllm_pipeline.serve.gateway.prometheus_metrics import RequestMetrics
 from trtllm_pipeline.serve.gateway.responses_answers import ResponseAnswers
+from trtllm_pipeline.serve.gateway.triton_backend import PreparedPrompt
 from trtllm_pipeline.tensorrt import params
-
-if TYPE_CHECKING:
-    from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
-    from trtllm_pipeline.serve.gateway.parsed_request import ParsedRequest
-    from trtllm_pipeline.serve.gateway.prometheus_metrics import RequestMetrics
-    from trtllm_pipeline.serve.gateway.triton_backend import PreparedPrompt
 
 
 class _Waking:
@@ -30,38 +28,28 @@ class _Waking:
         """True if the client has disconnected."""
         self.tasks: list[asyncio.Task[None]] = []
         """The tasks that fill it. Cancelled when the rest is not needed."""
-        self._wake: asyncio.Future[None] | None = None
-        self._new = False
+        self._changed = asyncio.Event()
 
     def changed(self) -> None:
-        self._new = True
-        wake = self._wake
-        if wake is not None:
-            self._wake = None
-            if not wake.done():
-                wake.set_result(None)
+        self._changed.set()
 
     async def wait(self) -> None:
         """Wait for a change since the last call."""
-        if not self._new:
-            self._wake = asyncio.get_running_loop().create_future()
-            await self._wake
-        self._new = False
+        await self._changed.wait()
+        self._changed.clear()
 
     def leave(self) -> None:
-        """The client has disconnected: end the tasks that fill it."""
         self.gone = True
         self.cancel()
         self.changed()
 
     def cancel(self) -> None:
-        """End the tasks that fill it."""
         for task in self.tasks:
             task.cancel()
 
 
 class PassedFeed(_Waking):
-    """The answer of an OpenAI-compatible server."""
+    """The answer of an OpenAI-compatible server, which is passed on."""
 
     calls = 0
     drafts = (0, 0)
@@ -69,38 +57,42 @@ class PassedFeed(_Waking):
 
     def __init__(self, metrics: RequestMetrics, *, stream: bool) -> None:
         super().__init__(stream=stream)
-        self.passed = Passed(self._arrived, stream=stream)
+        self.waiting = bytearray()
+        """The part that has not been sent."""
+        self.over = False
+        self.failure: ApiError | None = None
+        self.counts: Mapping[str, Any] = {}
+        """The server's counts. In a stream, it sends them only to clients that request them."""
+        self.paused: http.Connection | None = None
         self._metrics = metrics
 
-    def _arrived(self, output: bool) -> None:
+    def arrived(self, *, output: bool) -> None:
         if output:
             self._metrics.output()
         self.changed()
 
-    @property
-    def failure(self) -> ApiError | None:
-        """The reason why it is incomplete."""
-        return self.passed.failure
-
-    @property
-    def over(self) -> bool:
-        """True if no more events come."""
-        return self.passed.over
+    def end(self, failure: ApiError | None = None) -> None:
+        if not self.over:
+            self.over, self.failure = True, failure
+            self.changed()
 
     def take(self) -> bytes:
-        """The events that are ready to be sent. A response that is not streamed is sent when it is complete."""
-        if not self.stream and (not self.passed.over or self.failure is not None):
+        if not self.stream and (not self.over or self.failure is not None):
             return b""
-        return self.passed.take()
+        data = bytes(self.waiting)
+        self.waiting.clear()
+        if self.paused is not None:
+            self.paused.resume()
+            self.paused = None
+        return data
 
     def fail(self, failure: ApiError) -> None:
-        """Stop and mark it as failed."""
-        self.passed.end(failure)
+        self.end(failure)
         self.cancel()
 
     def usage(self) -> TokenUsage:
         """The server's token counts, as far as it sent them."""
-        return TokenUsage(*(_count(self.passed.usage.get(name)) for name in ("prompt_tokens", "completion_tokens")))
+        return TokenUsage(*(_count(self.counts.get(name)) for name in ("prompt_tokens", "completion_tokens")))
 
 
 def _count(value: object) -> int | None:
@@ -129,7 +121,6 @@ class ChoicesFeed(_Waking):
         self._ended = False
 
     def arrived(self, choice: Choice, tokens: int, output: bool) -> None:
-        """A choice has changed."""
         self._metrics.tokens(tokens)
         if output:
             self._metrics.output(choice.index)
@@ -142,12 +133,10 @@ class ChoicesFeed(_Waking):
 
     @property
     def failure(self) -> ApiError | None:
-        """The failure of the first failed choice."""
         return next((choice.failure for choice in self.choices if choice.failure is not None), None)
 
     @property
     def over(self) -> bool:
-        """True if no more events come."""
         return self._ended or self.failure is not None
 
     @property
@@ -161,13 +150,11 @@ class ChoicesFeed(_Waking):
         return sum(drafted for drafted, _ in counts), sum(accepted for _, accepted in counts)
 
     def fail(self, failure: ApiError) -> None:
-        """Stop the unfinished choices and mark them as failed."""
         for choice in self.choices:
             choice.fail(failure)
         self.cancel()
 
     def take(self) -> bytes:
-        """The events that are ready to be sent."""
         if self._ended or (not self.stream and self.failure is not None):
             return b""
         done = all(choice.finish is not None for choice in self.choices) and self._counted()
@@ -186,7 +173,6 @@ class ChoicesFeed(_Waking):
         return "".join(parts).encode()
 
     def failed(self, failure: ApiError) -> bytes:
-        """The event that ends a failed stream."""
         return self._answers.failed(failure)
 
     def _counted(self) -> bool:
@@ -194,7 +180,6 @@ class ChoicesFeed(_Waking):
         return all(prompt.tokens.when_counted(self.changed) for prompt in self._prompts)
 
     def cancel(self) -> None:
-        """End the tasks that fill it, and the counting."""
         super().cancel()
         for prompt in self._prompts:
             prompt.tokens.cancel()
@@ -217,26 +202,21 @@ class ChoicesFeed(_Waking):
             parts.append(answers.finish(index, str(choice.finish)))
 
     def usage(self) -> TokenUsage:
-        """Token counts from the server, or else from the model's tokenizer. A prompt shared by several choices counts
-        once.
-        """
-        n = self._asked.n
+        """Token counts from the server, or from the model's tokenizer. A prompt that choices share counts once."""
+        n, texts = self._asked.n, self._texts
         prompts: list[int | None] = []
         for index in range(0, len(self._prompts), n):
             counted = self._prompts[index].tokens.number
-            prompts.append(counted if counted is not None else self._of_server(self.choices[index : index + n]))
-        made = [self._made(choice) for choice in self.choices]
+            of_server = (choice.input_tokens for choice in self.choices[index : index + n])
+            known = (number for number in (counted, *of_server) if number is not None)
+            prompts.append(next(known, None))
+        made = [
+            choice.output_tokens
+            if texts is None or choice.output_tokens is not None
+            else texts.answer_tokens(choice.raw)
+            for choice in self.choices
+        ]
         return TokenUsage(_sum(prompts), _sum(made))
-
-    def _of_server(self, choices: Sequence[Choice]) -> int | None:
-        return next((choice.input_tokens for choice in choices if choice.input_tokens is not None), None)
-
-    def _made(self, choice: Choice) -> int | None:
-        if choice.output_tokens is not None:
-            return choice.output_tokens
-        if self._texts is None:
-            return None
-        return self._texts.answer_tokens(choice.raw)
 
 
 def _sum(counts: Sequence[int | None]) -> int | None:

@@ -31,7 +31,6 @@ class OfferedModel:
     """One model that a gateway offers, and the server behind it: either `service` or `url`."""
 
     name: str
-    """Model name in requests."""
     service: Path | None = None
     """Path of service.json. It is read again after a restart of the server."""
     url: str | None = None
@@ -43,9 +42,7 @@ class OfferedModel:
     dialect: str = AUTO
     """Format of tool calls and reasoning: the name of a family, or `auto`."""
     max_seq_len: int | None = None
-    """Maximum tokens of prompt and output together."""
     max_input_len: int | None = None
-    """Maximum tokens of a prompt."""
     max_concurrency: int | None = None
     """Maximum requests in progress. Default: the gateway's."""
     adapters: Mapping[str, Path] = field(default_factory=dict)
@@ -99,7 +96,6 @@ class GatewayConfig:
         write_json(path, {"schema": SCHEMA, **self.to_json()})
 
     def to_json(self) -> dict[str, Any]:
-        """The content of the file that `read` reads."""
         return {
             "models": [_json(model) for model in self.models],
             "host": self.host,

@@ -31,7 +31,6 @@ class GatewayProtocol(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Report that the client has disconnected."""
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
         if self._left is not None:
@@ -45,7 +44,6 @@ class GatewayProtocol(HttpToolsProtocol):
         self.flow.resume_reading()  # a large body paused it, and only a read shows that the client has disconnected
 
     def unwatch(self) -> None:
-        """The response has ended."""
         self._left = None
 
     def abort(self) -> None:
@@ -62,7 +60,6 @@ class GatewayProtocol(HttpToolsProtocol):
             self._refuse(ApiError(431, f"the header is larger than {MAX_HEADER_BYTES} bytes", code="header_too_large"))
 
     def on_message_begin(self) -> None:
-        """A request starts. The application gets its connection."""
         super().on_message_begin()
         self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
 

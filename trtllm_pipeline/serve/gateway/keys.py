@@ -36,9 +36,7 @@ class Keys:
         self._digests = self._read()
 
     def refresh(self) -> None:
-        """Read the file again if it has changed. If it is no longer valid, the previous keys stay and an error is
-        logged.
-        """
+        """Read the file again if it has changed. If it is invalid, the keys stay, and the error is logged."""
         version = _version(self._path)
         if version == self._version:
             return

@@ -50,7 +50,6 @@ class PromptTokens:
         return True
 
     def cancel(self) -> None:
-        """The result is not needed anymore."""
         if isinstance(self._counted, asyncio.Future):
             self._counted.cancel()
 
@@ -95,7 +94,6 @@ class ModelTexts:
         self._rendering: set[asyncio.Task[str]] = set()
 
     def close(self) -> None:
-        """End the processes and threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for renderer in self._renderers:
             renderer.close()

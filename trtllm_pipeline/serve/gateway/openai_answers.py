@@ -7,25 +7,22 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from json.encoder import encode_basestring_ascii as quoted
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, NamedTuple
 
+from trtllm_pipeline.serve.gateway.api_error import ApiError
 from trtllm_pipeline.serve.gateway.choice import CUT, Choice, Token
-from trtllm_pipeline.serve.gateway.dialects import CallArguments, CallStart, Content, Delta, Reasoning
+from trtllm_pipeline.serve.gateway.dialects.parsing import CallArguments, CallStart, Content, Delta, Reasoning
+from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
 from trtllm_pipeline.serve.gateway.parsed_request import ParsedRequest
-
-if TYPE_CHECKING:
-    from trtllm_pipeline.serve.gateway.api_error import ApiError
-    from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
 
 DONE: Final = b"data: [DONE]\n\n"
 
 
-class TokenUsage:
+class TokenUsage(NamedTuple):
     """Token counts of a request. None if unknown."""
 
-    def __init__(self, prompt: int | None, completion: int | None) -> None:
-        self.prompt = prompt
-        self.completion = completion
+    prompt: int | None
+    completion: int | None
 
     def to_json(self) -> dict[str, Any] | None:
         """None if a count is unknown: a partial one would look complete."""
@@ -56,8 +53,6 @@ class Answers:
         self._usage = ',"usage":null' if request.include_usage else ""
         self._offsets: dict[int, int] = {}
 
-    # ------------------------------------------------------------------------------------------------------ streamed
-
     def role(self, index: int) -> str:
         """The event that starts a chat response. Empty for a completion."""
         return self._event(index, '{"role":"assistant","content":""}', []) if self._chat else ""
@@ -73,7 +68,6 @@ class Answers:
         )
 
     def finish(self, index: int, reason: str) -> str:
-        """The event that ends a choice."""
         return self._event(index, "{}" if self._chat else '""', (), f'"{reason}"')
 
     def end(self, usage: Callable[[], TokenUsage]) -> bytes:
@@ -83,7 +77,6 @@ class Answers:
         return f'data: {self._head}],"usage":{json.dumps(usage().to_json())}}}\n\n'.encode() + DONE
 
     def failed(self, failure: ApiError) -> bytes:
-        """The event that ends a failed stream."""
         return failed_event(failure)
 
     def _event(self, index: int, delta: str, tokens: Sequence[Token], reason: str = "null") -> str:
@@ -106,8 +99,6 @@ class Answers:
                 f'"function":{function}}}]}}'
             )
         return f'{{"tool_calls":[{{"index":{delta.index},"function":{{"arguments":{quoted(delta.text)}}}}}]}}'
-
-    # --------------------------------------------------------------------------------------------------------- whole
 
     def whole(self, choices: Iterable[Choice], prompts: Sequence[str], usage: TokenUsage) -> bytes:
         """The response as one object. If requested, `prompts` precede the texts, one for each choice."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
 from starlette.applications import Starlette
@@ -30,14 +30,16 @@ from trtllm_pipeline.serve.gateway.choice import Choice
 from trtllm_pipeline.serve.gateway.feed import ChoicesFeed, Feed, PassedFeed
 from trtllm_pipeline.serve.gateway.gateway_config import GatewayConfig
 from trtllm_pipeline.serve.gateway.keys import Keys
-from trtllm_pipeline.serve.gateway.names import UNKNOWN
 from trtllm_pipeline.serve.gateway.openai_backend import OpenAiBackend
 from trtllm_pipeline.serve.gateway.parsed_request import PATHS, Endpoint, ParsedRequest, model_of, parse_body, read
-from trtllm_pipeline.serve.gateway.prometheus_metrics import GatewayMetrics, RequestMetrics
+from trtllm_pipeline.serve.gateway.prometheus_metrics import UNKNOWN, GatewayMetrics, RequestMetrics
 from trtllm_pipeline.serve.gateway.responses_request import as_of_response, read_response
 from trtllm_pipeline.serve.gateway.served import ModelServer
 from trtllm_pipeline.serve.gateway.stops import StopWords
 from trtllm_pipeline.serve.gateway.triton_backend import TritonBackend
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.serve.gateway.http_protocol import GatewayProtocol
 
 CLIENT_LEFT: Final = 499
 """Metrics status of a request whose client disconnected before the response was complete."""
@@ -51,7 +53,7 @@ _OF_THE_SERVER: Final = frozenset({"unavailable", "timeout", "upstream"})
 _LARGE_BYTES: Final = 1 << 18
 """Larger bodies fragment the memory of the process."""
 CONNECTION: Final = "pipeline.connection"
-"""Key in a scope: the request's `WatchedConnection`."""
+"""Key in a scope: the request's `GatewayProtocol`."""
 _JSON: Final = (b"content-type", b"application/json")
 _EVENTS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -61,17 +63,13 @@ _EVENTS: Final = [
 _CLOSE: Final = (b"connection", b"close")
 
 
-class WatchedConnection(Protocol):
-    """Features of a connection beyond ASGI. Its requests are answered one after another."""
+class _Asked(NamedTuple):
+    """A request to a model."""
 
-    def watch(self, left: Callable[[], None]) -> None:
-        """Call `left` when the client disconnects, or now if it has."""
-
-    def unwatch(self) -> None:
-        """The response has ended."""
-
-    def abort(self) -> None:
-        """Close it immediately."""
+    endpoint: Endpoint
+    body: Mapping[str, Any]
+    served: ModelServer
+    metrics: RequestMetrics
 
 
 class GatewayApp:
@@ -172,8 +170,6 @@ class GatewayApp:
         for sending in list(self._feeds):
             sending.abort()
 
-    # ------------------------------------------------------------------------------------------------ small endpoints
-
     async def _models(self, request: Request) -> Response:
         self._authorize(request.scope)
         return _response({"object": "list", "data": [self._described(name) for name in self.served]})
@@ -208,8 +204,6 @@ class GatewayApp:
         page, content_type = self.metrics.page(request.headers.get("accept", ""))
         return Response(page, headers={"content-type": content_type})
 
-    # ------------------------------------------------------------------------------------------------------ generating
-
     async def _generate(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         metrics: RequestMetrics | None = None
         served: ModelServer | None = None
@@ -220,7 +214,7 @@ class GatewayApp:
             name = model_of(body)
             served = self._find(name)
             metrics = self.metrics.request(name, PATHS[endpoint])
-            metrics.finish(await self._answered(endpoint, body, served, metrics, scope, send))
+            metrics.finish(await self._answered(_Asked(endpoint, body, served, metrics), scope, send))
         except ApiError as error:
             metrics = metrics or self.metrics.request(UNKNOWN, PATHS[endpoint])
             if error.reason in _OF_THE_SERVER:
@@ -241,9 +235,7 @@ class GatewayApp:
             self._had_large |= size is None or size > _LARGE_BYTES
 
     def _checked(self, scope: Scope) -> int | None:
-        """Size of the body, if the request states it. Raises ApiError for requests that are refused before the body is
-        read.
-        """
+        """Size of the body, if known. Raises ApiError for requests that are refused before their body is read."""
         self._authorize(scope)
         if self.stopping:
             raise unavailable("the gateway is being stopped")
@@ -312,19 +304,12 @@ class GatewayApp:
         await _discard(receive, _DISCARDED_BYTES)
         raise _too_large(limit)
 
-    async def _answered(
-        self,
-        endpoint: Endpoint,
-        body: Mapping[str, Any],
-        served: ModelServer,
-        metrics: RequestMetrics,
-        scope: Scope,
-        send: Send,
-    ) -> int:
+    async def _answered(self, asked: _Asked, scope: Scope, send: Send) -> int:
         """Answer a request; returns the status for the metrics. Raises ApiError if nothing has been sent yet."""
+        endpoint, body, served, metrics = asked
         task = asyncio.current_task()
         assert task is not None
-        connection: WatchedConnection = scope[CONNECTION]
+        connection: GatewayProtocol = scope[CONNECTION]
         sending = _Sending(connection, task)
         connection.watch(sending.leave)
         try:
@@ -341,8 +326,11 @@ class GatewayApp:
                     f"{served.admission.places} at a time",
                     code="invalid_value",
                 )
-            await _enter(served, metrics, count)
-            sending.feed = await self._begin(endpoint, body, served, backend, parsed, metrics, count)
+            metrics.queued()
+            if not served.admission.try_enter(count):
+                await served.admission.wait(count)
+            metrics.started()
+            sending.feed = await self._begin(asked, backend, parsed, count)
             self._feeds.add(sending)
             try:
                 status = await self._send(sending, metrics, send)
@@ -360,22 +348,16 @@ class GatewayApp:
             connection.unwatch()
 
     async def _begin(
-        self,
-        endpoint: Endpoint,
-        body: Mapping[str, Any],
-        served: ModelServer,
-        backend: TritonBackend | OpenAiBackend,
-        request: ParsedRequest | None,
-        metrics: RequestMetrics,
-        count: int,
+        self, asked: _Asked, backend: TritonBackend | OpenAiBackend, request: ParsedRequest | None, count: int
     ) -> Feed:
         """Start the tasks that fill a feed. Each releases its place when it ends."""
+        endpoint, body, served, metrics = asked
         leave = served.admission.leave
         try:
             feed: Feed
             if isinstance(backend, OpenAiBackend):
                 feed = passing = PassedFeed(metrics, stream=body.get("stream") is True)
-                work = [backend.ask(endpoint, dict(body), passing.passed)]
+                work = [backend.ask(endpoint, dict(body), passing)]
             else:
                 assert request is not None
                 feed, work = await self._choices(served, backend, request, metrics)
@@ -423,9 +405,7 @@ class GatewayApp:
         return feed, [backend.generate(*each) for each in work]
 
     async def _send(self, sending: _Sending, metrics: RequestMetrics, send: Send) -> int:
-        """Send the content of the feed until its end; returns the status for the metrics. Raises ApiError if nothing
-        has been sent yet.
-        """
+        """Send the feed until its end; returns the status for metrics. Raises ApiError if nothing has been sent."""
         feed = sending.feed
         begun = over = False
         while not over:
@@ -462,7 +442,7 @@ class GatewayApp:
 class _Sending:
     """A request in progress."""
 
-    def __init__(self, connection: WatchedConnection, task: asyncio.Task[Any]) -> None:
+    def __init__(self, connection: GatewayProtocol, task: asyncio.Task[Any]) -> None:
         self.feed: Feed
         self.since: float | None = None
         """Start time of the unfinished write."""
@@ -471,7 +451,6 @@ class _Sending:
         self._task = task
 
     def leave(self) -> None:
-        """The client has disconnected."""
         self.left = True
         feed = getattr(self, "feed", None)
         if feed is None:
@@ -487,15 +466,6 @@ class _Sending:
 
 async def _post_only(_request: Request) -> Response:
     raise AssertionError("generated by GatewayApp itself")
-
-
-async def _enter(served: ModelServer, metrics: RequestMetrics, count: int) -> None:
-    """Take places for a request. Raises ApiError 429."""
-    admission = served.admission
-    metrics.queued()
-    if not admission.try_enter(count):
-        await admission.wait(count)
-    metrics.started()
 
 
 async def _discard(receive: Receive, size: int) -> None:

@@ -9,18 +9,16 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from trtllm_pipeline.measure import fields, http, timestamped_socket, urls
-from trtllm_pipeline.serve.gateway.api_error import ApiError, unavailable
+from trtllm_pipeline.measure import Service, fields, http, session, timestamped_socket, urls
+from trtllm_pipeline.orchestrate import GatewayParams
+from trtllm_pipeline.serve.gateway.api_error import ApiError, bad_gateway, timed_out, unavailable
+from trtllm_pipeline.serve.gateway.feed import PassedFeed
+from trtllm_pipeline.serve.gateway.gateway_config import OfferedModel
 from trtllm_pipeline.serve.gateway.parsed_request import PATHS, Endpoint
 from trtllm_pipeline.serve.gateway.passing import AnswerCheck, StreamCutter, check_of
 from trtllm_pipeline.tensorrt import server_requests
-
-if TYPE_CHECKING:
-    from trtllm_pipeline.measure import Service, session
-    from trtllm_pipeline.orchestrate import GatewayParams
-    from trtllm_pipeline.serve.gateway.gateway_config import OfferedModel
 
 IDLE_S: Final = 4.0
 """Servers close idle connections after some time, uvicorn after 5 s."""
@@ -30,40 +28,8 @@ _MOST_WAITING_BYTES: Final = 1 << 18
 _MOST_ERROR_BYTES: Final = 1 << 16
 DEFAULTS: Final = ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens")
 """The fields of `GatewayParams` that OpenAI-compatible servers accept under the same name."""
-
 OF_RESPONSES: Final = {"temperature": "temperature", "top_p": "top_p", "max_output_tokens": "max_tokens"}
 """The same, for the Responses API."""
-
-
-class Passed:
-    """A response that is passed on. `waiting` is the part that has not been sent.
-
-    `changed` is called after each addition to a stream, with whether it has output, and at the end.
-    """
-
-    def __init__(self, changed: Callable[[bool], None], *, stream: bool) -> None:
-        self.stream = stream
-        self.waiting = bytearray()
-        self.over = False
-        self.failure: ApiError | None = None
-        self.usage: Mapping[str, Any] = {}
-        """The server's counts. In a stream, it sends them only to clients that request them."""
-        self.paused: http.Connection | None = None
-        self.changed = changed
-
-    def take(self) -> bytes:
-        data = bytes(self.waiting)
-        self.waiting.clear()
-        if self.paused is not None:
-            self.paused.resume()
-            self.paused = None
-        return data
-
-    def end(self, failure: ApiError | None = None) -> None:
-        """Mark it as complete, or as failed."""
-        if not self.over:
-            self.over, self.failure = True, failure
-            self.changed(False)
 
 
 class OpenAiBackend:
@@ -89,37 +55,33 @@ class OpenAiBackend:
         """Model name in requests -> additional fields of a request."""
 
     async def ready(self) -> bool:
-        """True if the server responds."""
         try:
             return (await http.fetch(self._url, "/v1/models", timeout_s=_CONNECT_S))[0] == 200
         except (OSError, http.HttpError):
             return False
 
-    async def ask(self, endpoint: Endpoint, body: dict[str, Any], passed: Passed) -> None:
-        """Pass a request on and fill `passed`. If cancelled, it closes the connection, which tells the server."""
+    async def ask(self, endpoint: Endpoint, body: dict[str, Any], feed: PassedFeed) -> None:
+        """Pass a request on and fill `feed`. If cancelled, it closes the connection, which tells the server."""
         name = body["model"]
         request = {**with_defaults(endpoint, body, self._params), "model": self._model, **self._adapters[name]}
         message = json.dumps(request, ensure_ascii=False).encode(errors="replace")
         try:
-            await asyncio.wait_for(self._ask(endpoint, message, name, passed), self._timeout_s)
+            await asyncio.wait_for(self._ask(endpoint, message, name, feed), self._timeout_s)
         except asyncio.TimeoutError:
-            passed.end(
-                ApiError(504, f"no complete response within {self._timeout_s:g} s", code="timeout", reason="timeout")
-            )
+            feed.end(timed_out(self._timeout_s))
         except OSError:
-            passed.end(unavailable(f"the server of model {self._served.name} is not reachable, or is being restarted"))
+            feed.end(unavailable(f"the server of model {self._served.name} is not reachable, or is being restarted"))
         except http.HttpError as error:
-            passed.end(self._failed(str(error)))
+            feed.end(self._failed(str(error)))
 
     def _failed(self, why: str) -> ApiError:
-        message = f"the server of model {self._served.name} failed: {fields.shortened(why)}"
-        return ApiError(502, message, code="bad_gateway", reason="upstream")
+        return bad_gateway(f"the server of model {self._served.name} failed: {fields.shortened(why)}")
 
-    async def _ask(self, endpoint: Endpoint, message: bytes, name: str, passed: Passed) -> None:
+    async def _ask(self, endpoint: Endpoint, message: bytes, name: str, feed: PassedFeed) -> None:
         while True:
             kept = bool(self._idle)
             connection = self._idle.pop()[0] if kept else http.Connection(self._url)
-            answer = _Answer(connection, passed, _renaming(self._model, name), self._failed, check_of(endpoint))
+            answer = _Answer(connection, feed, _renaming(self._model, name), self._failed, check_of(endpoint))
             try:
                 await connection.open()
                 status = await connection.request(
@@ -135,7 +97,7 @@ class OpenAiBackend:
             self._idle.append((connection, time.monotonic()))
             if self._closed:
                 self.forget_idle()
-            passed.end(answer.end() if status == 200 else _error(status, bytes(answer.refused)))
+            feed.end(answer.end() if status == 200 else _error(status, bytes(answer.refused)))
             return
 
     def forget_idle(self, older_than_s: float = 0.0) -> None:
@@ -156,14 +118,14 @@ class _Answer:
     def __init__(
         self,
         connection: http.Connection,
-        passed: Passed,
+        feed: PassedFeed,
         names: list[tuple[bytes, bytes]],
         failed: Callable[[str], ApiError],
         check: AnswerCheck,
     ) -> None:
         self.refused = bytearray()
         self._connection = connection
-        self._passed = passed
+        self._feed = feed
         self._names = names
         self._failed = failed
         self._cutter = StreamCutter()
@@ -171,44 +133,44 @@ class _Answer:
 
     def take(self, _now_ns: int, part: bytes) -> None:
         """Process one read of the body."""
-        passed = self._passed
+        feed = self._feed
         if self._connection.answer.status != 200:
             if len(self.refused) < _MOST_ERROR_BYTES:
                 self.refused += part
-        elif not passed.stream:
-            passed.waiting += part
-        elif not passed.over:
+        elif not feed.stream:
+            feed.waiting += part
+        elif not feed.over:
             self._pass(self._cutter.feed(part))
-            if len(passed.waiting) > _MOST_WAITING_BYTES and passed.paused is None:
-                passed.paused = self._connection
+            if len(feed.waiting) > _MOST_WAITING_BYTES and feed.paused is None:
+                feed.paused = self._connection
                 self._connection.pause()
 
     def _pass(self, events: Iterable[bytes]) -> None:
-        passed, check = self._passed, self._check
+        feed, check = self._feed, self._check
         output = added = False
         for event in events:
             output |= check.event(event)
             if check.error is not None or (check.done and check.failure is not None):
-                passed.end(self._failed(str(check.failure)))
-            if passed.over:  # clients stop reading at an error
+                feed.end(self._failed(str(check.failure)))
+            if feed.over:  # clients stop reading at an error
                 return
-            passed.waiting += self._renamed(event)
+            feed.waiting += self._renamed(event)
             added = True
-        passed.usage = check.usage
+        feed.counts = check.usage
         if added:
-            passed.changed(output)
+            feed.arrived(output=output)
 
     def end(self) -> ApiError | None:
         """The server has sent everything. Returns why the response is incomplete."""
-        passed, check = self._passed, self._check
-        if not passed.stream:
-            whole = passed.take()
+        feed, check = self._feed, self._check
+        if not feed.stream:
+            whole = bytes(feed.waiting)
             check.whole(whole)
-            passed.waiting += self._renamed(whole)
+            feed.waiting[:] = self._renamed(whole)
         elif rest := self._cutter.end():
             check.event(rest)
-            passed.waiting += self._renamed(rest) if check.failure is None else b""
-        passed.usage = check.usage
+            feed.waiting += self._renamed(rest) if check.failure is None else b""
+        feed.counts = check.usage
         return None if check.failure is None else self._failed(check.failure)
 
     def _renamed(self, text: bytes) -> bytes:
@@ -218,10 +180,7 @@ class _Answer:
 
 
 def _renaming(name: str, wanted: str) -> list[tuple[bytes, bytes]]:
-    """The server's model name in a response, and its replacement. Empty if they are the same.
-
-    Quotes within a text are escaped, so it cannot match elsewhere.
-    """
+    """The server's model name in a response, and its replacement. Within a text, quotes are escaped."""
     if name == wanted:
         return []
     spaces = (b"", b" ")

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from trtllm_pipeline.base import user_files
-from trtllm_pipeline.serve.gateway.api_error import ApiError, bad
+from trtllm_pipeline.serve.gateway.api_error import ApiError, bad, missing, unsupported
 
 Endpoint = Literal["chat", "completions", "responses"]
 PATHS: Final[Mapping[Endpoint, str]] = {
@@ -28,61 +28,31 @@ MOST_MESSAGES: Final = 10_000
 INT32: Final = 2**31 - 1
 _MOST_BRACKETS: Final = 100_000
 """Limit for the objects in a body: more small objects would block the parser, and all other requests, for longer."""
-
 FOR_OPENAI: Final = frozenset(
     {
-        *(
-            "user",
-            "metadata",
-            "store",
-            "service_tier",
-            "prompt_cache_key",
-            "prompt_cache_retention",
-            "safety_identifier",
-        ),
-        *("request_id", "rid", "priority"),
+        *("user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention"),
+        *("safety_identifier", "request_id", "rid", "priority"),
     }
 )
 """Fields that do not affect the response."""
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
-    # unsupported field -> the values that have no effect
+    # unsupported field, of OpenAI, vLLM, SGLang or trtllm-serve -> the values that have no effect
+    **dict.fromkeys(
+        ("prediction", "audio", "web_search_options", "prompt_logprobs", "truncate_prompt_tokens"), (None,)
+    ),
+    **dict.fromkeys(("cache_salt", "kv_transfer_params", "disaggregated_params", "lora_request", "lora_path"), (None,)),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "regex", "ebnf"), (None,)),
+    **dict.fromkeys(("use_beam_search", "early_stopping", "continue_final_message", "no_stop_trim"), (None, False)),
+    **dict.fromkeys(("include_stop_str_in_output", "return_tokens_as_token_ids", "return_token_ids"), (None, False)),
+    **dict.fromkeys(("spaces_between_special_tokens", "detokenize", "add_generation_prompt"), (None, True)),
+    **dict.fromkeys(("functions", "allowed_token_ids"), (None, [])),
+    **dict.fromkeys(("logit_bias", "structured_outputs"), (None, {})),
     "best_of": (None, 1),
     "suffix": (None, ""),
-    "logit_bias": (None, {}),
-    "prediction": (None,),
-    "audio": (None,),
     "modalities": (None, ["text"]),
-    "functions": (None, []),
     "function_call": (None, "none"),
-    "web_search_options": (None,),
     "verbosity": (None, "medium"),
-    "use_beam_search": (None, False),
-    "prompt_logprobs": (None,),
-    # from vLLM, SGLang and trtllm-serve
-    "include_stop_str_in_output": (None, False),
-    "no_stop_trim": (None, False),
-    "spaces_between_special_tokens": (None, True),
-    "detokenize": (None, True),
-    "add_generation_prompt": (None, True),
-    "continue_final_message": (None, False),
-    "return_tokens_as_token_ids": (None, False),
-    "return_token_ids": (None, False),
-    "truncate_prompt_tokens": (None,),
-    "allowed_token_ids": (None, []),
-    "cache_salt": (None,),
-    "kv_transfer_params": (None,),
-    "disaggregated_params": (None,),
-    "structured_outputs": (None, {}),
-    "guided_json": (None,),
-    "guided_regex": (None,),
-    "guided_choice": (None,),
-    "guided_grammar": (None,),
-    "regex": (None,),
-    "ebnf": (None,),
     "top_p_min": (None, 0),
-    "early_stopping": (None, False),
-    "lora_request": (None,),
-    "lora_path": (None,),
 }
 _WHY: Final = {
     "best_of": "it would generate choices and discard them; use n",
@@ -112,23 +82,14 @@ _COMMON: Final = frozenset(
         *("ignore_eos", "stop_token_ids", "skip_special_tokens", "add_special_tokens"),
     }
 )
+_OF_BOTH: Final = _COMMON | _SAMPLING.keys() | _NEUTRAL.keys() | FOR_OPENAI
 _KNOWN: Final[Mapping[str, frozenset[str]]] = {
-    "chat": _COMMON
-    | _SAMPLING.keys()
-    | _NEUTRAL.keys()
-    | FOR_OPENAI
+    "chat": _OF_BOTH
     | {
-        "messages",
-        "max_completion_tokens",
-        "logprobs",
-        "top_logprobs",
-        "tools",
-        "tool_choice",
-        "parallel_tool_calls",
-        "reasoning_effort",
-        "chat_template_kwargs",
+        *("messages", "max_completion_tokens", "logprobs", "top_logprobs", "tools", "tool_choice"),
+        *("parallel_tool_calls", "reasoning_effort", "chat_template_kwargs"),
     },
-    "completions": _COMMON | _SAMPLING.keys() | _NEUTRAL.keys() | FOR_OPENAI | {"prompt", "echo", "logprobs"},
+    "completions": _OF_BOTH | {"prompt", "echo", "logprobs"},
 }
 
 
@@ -174,13 +135,11 @@ class ParsedRequest:
     tool_choice: str | Mapping[str, Any] | None = None
     parallel_tool_calls: bool = True
     variables: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the chat template."""
     repeated: Mapping[str, Any] = field(default_factory=dict)
     """(responses) Fields of the request that the response repeats."""
 
     @property
     def choices(self) -> int:
-        """Number of choices."""
         return self.n * max(1, len(self.prompts))
 
 
@@ -203,7 +162,7 @@ def model_of(body: Mapping[str, Any]) -> str:
     """The model requested in a body. Raises ApiError."""
     model = body.get("model")
     if model is None:
-        raise bad("model", "you must provide a model parameter", code="missing_required_parameter")
+        raise missing("model")
     if not isinstance(model, str):
         raise wrong("model", "a text", model)
     return model
@@ -258,13 +217,13 @@ def refuse_unless_neutral(
     for name, value in body.items():
         if name in neutral and not any(value is each or value == each for each in neutral[name]):
             because = f": {why[name]}" if name in why else ""
-            raise bad(name, f"{name} is not supported{because}", code="unsupported_parameter")
+            raise unsupported(name, f"{name} is not supported{because}")
 
 
 def _chat(body: Mapping[str, Any]) -> dict[str, Any]:
     messages = body.get("messages")
     if messages is None:
-        raise bad("messages", "you must provide a messages parameter", code="missing_required_parameter")
+        raise missing("messages")
     if not isinstance(messages, list) or not messages:
         raise wrong("messages", "a list of one or more messages", messages)
     if len(messages) > MOST_MESSAGES:
@@ -302,10 +261,10 @@ def _chat(body: Mapping[str, Any]) -> dict[str, Any]:
 def _completion(body: Mapping[str, Any]) -> dict[str, Any]:
     prompt = body.get("prompt")
     if prompt is None:
-        raise bad("prompt", "you must provide a prompt parameter", code="missing_required_parameter")
+        raise missing("prompt")
     prompts = [prompt] if isinstance(prompt, str) else prompt
     if isinstance(prompts, list) and any(isinstance(each, (int, list)) for each in prompts):
-        raise bad("prompt", "a prompt of token ids is not supported: give its text", code="unsupported_parameter")
+        raise unsupported("prompt", "a prompt of token ids is not supported: give its text")
     if not isinstance(prompts, list) or not prompts or not all(isinstance(each, str) for each in prompts):
         raise wrong("prompt", "a text, or a list of texts", prompt)
     if len(prompts) > MOST_CHOICES:
@@ -314,12 +273,7 @@ def _completion(body: Mapping[str, Any]) -> dict[str, Any]:
     echo = flag(body, "echo")
     if logprobs is not None and echo:
         raise bad("echo", "echo cannot be combined with logprobs: the server returns none for the prompt")
-    return {
-        "prompts": tuple(prompts),
-        "logprobs": logprobs is not None,
-        "top_logprobs": logprobs or 0,
-        "echo": echo,
-    }
+    return {"prompts": tuple(prompts), "logprobs": logprobs is not None, "top_logprobs": logprobs or 0, "echo": echo}
 
 
 def guide_of(request: Mapping[str, Any], where: str = "response_format", inside: str = "json_schema") -> Guide | None:
@@ -408,7 +362,6 @@ def _token_ids(body: Mapping[str, Any], name: str) -> tuple[int, ...]:
 
 
 def wrong(param: str, expected: str, value: object) -> ApiError:
-    """The error for a value that has the wrong type or is out of range."""
     return bad(param, f"{param} is {_shown(value)}; expected {expected}")
 
 

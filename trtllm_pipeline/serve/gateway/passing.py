@@ -16,7 +16,6 @@ _NO_OUTPUT: Final = frozenset({"role", "type", "id", "index", "format"})
 """Fields of a message and its parts that are not model output."""
 _FAILED: Final = frozenset({"error", "abort"})
 """Finish reasons for a response that its server aborted, in vLLM and SGLang."""
-
 _FAILED_RESPONSES: Final = frozenset({"failed", "cancelled"})
 _COUNTS: Final = {"prompt_tokens": "input_tokens", "completion_tokens": "output_tokens"}
 
@@ -49,7 +48,6 @@ class AnswerCheck:
 
     def __init__(self) -> None:
         self.error: str | None = None
-        """The server's error."""
         self.done = False
         """True after the event that ends a stream."""
         self.usage: Mapping[str, Any] = {}
@@ -74,6 +72,9 @@ class AnswerCheck:
         except ProtocolError as broken:
             self.error = self.error or str(broken)
             return False
+        return self._read(body, failed=failed)
+
+    def _read(self, body: Mapping[str, Any], *, failed: bool) -> bool:
         if (error := fields.error_of(body, failed=failed)) is not None:
             self.error = self.error or error
             return False
@@ -95,7 +96,6 @@ class AnswerCheck:
 
     @property
     def failure(self) -> str | None:
-        """Why a response that ends here is incomplete. None for a complete one."""
         if self.error is not None:
             return self.error
         if not self._finished:
@@ -110,13 +110,7 @@ class ResponseCheck(AnswerCheck):
         super().__init__()
         self._ended = False
 
-    def whole(self, data: bytes, *, failed: bool = False) -> bool:
-        """Read an object. Returns whether it has output."""
-        try:
-            body = fields.parse(data)
-        except ProtocolError as broken:
-            self.error = self.error or str(broken)
-            return False
+    def _read(self, body: Mapping[str, Any], *, failed: bool) -> bool:
         response = body.get("response")
         response = response if isinstance(response, dict) else body
         failed = failed or body.get("type") == "error" or response.get("status") in _FAILED_RESPONSES
@@ -131,7 +125,6 @@ class ResponseCheck(AnswerCheck):
 
     @property
     def failure(self) -> str | None:
-        """Why a response that ends here is incomplete. None for a complete one."""
         return self.error or (None if self._ended else "the response ended before it was complete")
 
 

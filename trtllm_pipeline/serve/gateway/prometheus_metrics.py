@@ -19,8 +19,10 @@ from prometheus_client import (
 from prometheus_client.exposition import choose_encoder
 
 from trtllm_pipeline import __version__
-from trtllm_pipeline.serve.gateway.names import PREFIX, UNKNOWN
 
+PREFIX: Final = "pipeline_gateway"
+UNKNOWN: Final = "unknown"
+"""Label for a model that is not served: clients choose names, and must not create series."""
 TTFT_S: Final = (
     *(0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
     *(1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
@@ -92,7 +94,6 @@ class GatewayMetrics:
         self._models.setdefault(model, ModelMetrics(self, model, places_of or model))
 
     def limits(self, model: str, *, in_flight: int, queued: int) -> None:
-        """Set the limits for a model's requests at its server and in the queue."""
         self.in_flight_limit.labels(model).set(in_flight)
         self.queued_limit.labels(model).set(queued)
 
@@ -134,9 +135,7 @@ class ModelMetrics:
 
 
 class RequestMetrics:
-    """Metrics of one request: `queued`, `started`, `output` and `tokens` for each response, `usage`, and always
-    `finish`.
-    """
+    """Metrics of one request: `queued`, `started`, `output` and `tokens` by response, `usage`, always `finish`."""
 
     def __init__(self, model: ModelMetrics, endpoint: str) -> None:
         self._model = model
@@ -149,12 +148,10 @@ class RequestMetrics:
         self._finished = False
 
     def queued(self) -> None:
-        """It waits for a place at its server."""
         self._queued_s = perf_counter()
         self._model.queued.inc()
 
     def started(self) -> None:
-        """It has got its place at its server."""
         waited_s = self._leave_queue()
         self._model.queue.observe(waited_s)
         self._running = True
@@ -182,12 +179,10 @@ class RequestMetrics:
         self._model.output_tokens.inc(max(0, output_tokens - self._counted))
 
     def drafts(self, drafted: int, accepted: int) -> None:
-        """Counts of speculative decoding; called once."""
         self._model.drafted_tokens.inc(drafted)
         self._model.accepted_tokens.inc(accepted)
 
     def tool_calls(self, number: int) -> None:
-        """The model has called tools."""
         self._model.tool_calls.inc(number)
 
     def rejected(self, reason: str) -> None:

@@ -6,16 +6,14 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from trtllm_pipeline.serve.gateway.dialects import CallArguments, CallStart, Content, Delta, Reasoning
+from trtllm_pipeline.serve.gateway.api_error import ApiError
+from trtllm_pipeline.serve.gateway.choice import Choice, Token
+from trtllm_pipeline.serve.gateway.dialects.parsing import CallArguments, CallStart, Content, Delta, Reasoning
+from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
 from trtllm_pipeline.serve.gateway.openai_answers import Answers, TokenUsage, named_log_probs
-
-if TYPE_CHECKING:
-    from trtllm_pipeline.serve.gateway.api_error import ApiError
-    from trtllm_pipeline.serve.gateway.choice import Choice, Token
-    from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
-    from trtllm_pipeline.serve.gateway.parsed_request import ParsedRequest
+from trtllm_pipeline.serve.gateway.parsed_request import ParsedRequest
 
 _TEXT: Final = {Content: ("message", "msg", "output_text"), Reasoning: ("reasoning", "rs", "reasoning_text")}
 """Kind of text -> type of its item, prefix of the item's id, type of its part."""
@@ -43,8 +41,6 @@ class ResponseAnswers(Answers):
         """Parts of the item in progress, the last of `_output`."""
         self._numbered = 0
 
-    # ------------------------------------------------------------------------------------------------------ streamed
-
     def role(self, index: int) -> str:  # noqa: ARG002
         """The events that a response starts with."""
         return "".join(self._typed(f"response.{each}", response=self._response) for each in ("created", "in_progress"))
@@ -58,7 +54,6 @@ class ResponseAnswers(Answers):
         return "".join(self._added(delta, log_probs if number == last else []) for number, delta in enumerate(deltas))
 
     def finish(self, index: int, reason: str) -> str:  # noqa: ARG002
-        """The events that end the last item."""
         cut = reason == "length"
         events = self._closed("incomplete" if cut else "completed")
         self._response["status"] = "incomplete" if cut else "completed"
@@ -72,7 +67,6 @@ class ResponseAnswers(Answers):
         return self._typed(f"response.{self._response['status']}", response=self._response).encode()
 
     def failed(self, failure: ApiError) -> bytes:
-        """The event that ends a failed stream."""
         error = json.loads(failure.body)["error"]
         return self._typed(
             "error", **{name: error[name] for name in ("code", "message", "param")}, error=error
@@ -101,7 +95,6 @@ class ResponseAnswers(Answers):
         return self._of_item("function_call_arguments.delta", delta=delta.text)
 
     def _opened(self, kind: type[Delta], name: str, item: dict[str, Any]) -> str:
-        """Start the next item."""
         events = self._closed("completed")
         self._kind = kind
         self._output.append({"id": name, "status": "in_progress", **item})
@@ -135,10 +128,7 @@ class ResponseAnswers(Answers):
         self._numbered += 1
         return f"event: {name}\ndata: {json.dumps(event)}\n\n"
 
-    # --------------------------------------------------------------------------------------------------------- whole
-
     def whole(self, choices: Iterable[Choice], prompts: Sequence[str], usage: TokenUsage) -> bytes:  # noqa: ARG002
-        """The response as one object."""
         for choice in choices:
             self.events(choice.index, choice.deltas, choice.tokens)
             self.finish(choice.index, str(choice.finish))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from trtllm_pipeline.serve.gateway.api_error import ApiError, bad
+from trtllm_pipeline.serve.gateway.api_error import ApiError, bad, missing, unsupported
 from trtllm_pipeline.serve.gateway.parsed_request import (
     FOR_OPENAI,
     INT32,
@@ -60,7 +60,7 @@ def read_response(body: Mapping[str, Any]) -> ParsedRequest:
     refuse_unless_neutral(body, _NEUTRAL, _WHY)
     text, reasoning = typed_object(body, "text"), typed_object(body, "reasoning")
     if text.get("verbosity") not in {None, "medium"}:
-        raise bad("text.verbosity", "text.verbosity is not supported", code="unsupported_parameter")
+        raise unsupported("text.verbosity", "text.verbosity is not supported")
     stream = flag(body, "stream")
     typed_object(body, "stream_options")
     include = _list(body, "include")
@@ -118,7 +118,7 @@ def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """`instructions` and `input` as the messages of a chat. Each assistant turn becomes one message."""
     given, instructions = body.get("input"), body.get("instructions")
     if given is None:
-        raise bad("input", "you must provide an input parameter", code="missing_required_parameter")
+        raise missing("input", "an")
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
@@ -159,11 +159,10 @@ def _add(messages: list[dict[str, Any]], item: object, where: str) -> None:
         text = _text(item.get("output"), f"{where}.output")
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
     else:
-        raise bad(
+        raise unsupported(
             f"{where}.type",
             f"{where} is of type {kind!r:.100}, which is not supported; expected message, function_call, "
             "function_call_output or reasoning",
-            code="unsupported_parameter",
         )
 
 
@@ -187,10 +186,8 @@ def _text(content: object, where: str) -> str:
         text = part.get("text", part.get("refusal")) if isinstance(part, dict) else None
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, dict) else None
-            raise bad(
-                f"{where}[{number_of_part}]",
-                f"{where} has a part of type {kind!r:.100}; this model only accepts text",
-                code="unsupported_parameter",
+            raise unsupported(
+                f"{where}[{number_of_part}]", f"{where} has a part of type {kind!r:.100}; this model only accepts text"
             )
         texts.append(text)
     return "".join(texts)
@@ -201,10 +198,9 @@ def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     for position, tool in enumerate(_list(body, "tools")):
         if not isinstance(tool, dict) or tool.get("type") != "function":
             kind = tool.get("type") if isinstance(tool, dict) else None
-            raise bad(
+            raise unsupported(
                 f"tools[{position}].type",
                 f"tools[{position}] is of type {kind!r:.100}, which is not supported: tools run at the client; expected function",
-                code="unsupported_parameter",
             )
         tools.append({"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}})
     return tools

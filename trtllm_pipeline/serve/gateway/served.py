@@ -28,7 +28,6 @@ _LOG: Final = logging.getLogger(__name__)
 _FAILED_S: Final = 0.5
 """How long a failed connection to a server is remembered."""
 _GRPC_PORT: Final = 8001
-"""Triton's default port."""
 _LOG_EVERY_S: Final = 10.0
 """One server may cause thousands of failures."""
 
@@ -117,7 +116,6 @@ class ModelServer:
             self._backend.forget_idle(openai_backend.IDLE_S)
 
     def close(self) -> None:
-        """End background tasks, and close idle connections."""
         self.forget()
         if self.texts is not None:
             self.texts.close()

@@ -37,7 +37,6 @@ class StopWords:
         return text[: len(text) - held]
 
     def end(self) -> str:
-        """The text held back at the end."""
         held, self._held = self._held, ""
         return held
 

@@ -14,24 +14,29 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from trtllm_pipeline.base import FailureClass, ServerError, StageError
 from trtllm_pipeline.measure import GenerationRequest, ProtocolError, Service, Session, fields, session, triton
 from trtllm_pipeline.models import Engine, model_names
-from trtllm_pipeline.serve.gateway.api_error import CONTEXT_LENGTH, ApiError, bad, unavailable
+from trtllm_pipeline.orchestrate import GatewayParams
+from trtllm_pipeline.serve.gateway.api_error import (
+    CONTEXT_LENGTH,
+    ApiError,
+    bad,
+    bad_gateway,
+    timed_out,
+    unavailable,
+    unsupported,
+)
 from trtllm_pipeline.serve.gateway.choice import Choice
-from trtllm_pipeline.serve.gateway.dialects import DialectError, Turn, dialect_for, special_markers
-from trtllm_pipeline.serve.gateway.gateway_config import OF_TRITON
-from trtllm_pipeline.serve.gateway.model_texts import PromptTokens
+from trtllm_pipeline.serve.gateway.dialects import dialect_for
+from trtllm_pipeline.serve.gateway.dialects.dialect import Dialect, DialectError, Turn, special_markers
+from trtllm_pipeline.serve.gateway.dialects.parsing import AnswerParser
+from trtllm_pipeline.serve.gateway.gateway_config import OF_TRITON, OfferedModel
+from trtllm_pipeline.serve.gateway.model_texts import ModelTexts, PromptTokens
 from trtllm_pipeline.serve.gateway.parsed_request import Guide, ParsedRequest
 from trtllm_pipeline.tensorrt import server_requests
-
-if TYPE_CHECKING:
-    from trtllm_pipeline.orchestrate import GatewayParams
-    from trtllm_pipeline.serve.gateway.dialects import AnswerParser, Dialect
-    from trtllm_pipeline.serve.gateway.gateway_config import OfferedModel
-    from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
 
 CONNECT_S: Final = 5.0
 IDLE_S: Final = 15.0
@@ -75,7 +80,6 @@ class PreparedPrompt:
     max_tokens: int
     parser: AnswerParser | None = None
     guide: Guide | None = None
-    """The format that the text must follow."""
 
 
 class TritonBackend:
@@ -144,9 +148,7 @@ class TritonBackend:
                 raise unavailable(f"the server of model {served.name} does not respond") from error
             known = await _models_at(service)
             has = f"; it has {', '.join(known)}" if known and name not in known else ""
-            raise ApiError(
-                502, f"the server of model {served.name}: {error.message}{has}", code="bad_gateway", reason="upstream"
-            ) from error
+            raise bad_gateway(f"the server of model {served.name}: {error.message}{has}") from error
         client.timeout_s = params.generation_timeout_s
         if drafts:
             _LOG.warning(
@@ -191,39 +193,29 @@ class TritonBackend:
 
     @property
     def count(self) -> Callable[[str], int] | None:
-        """Tokenizer function that counts the tokens of a response, for a server that sends several at a time. None if
-        it sends one at a time, or if that is unknown.
-        """
+        """Counts the tokens of a response, for a server that sends several at a time. None for other servers."""
         return None if self._texts is None or self._client.model.decoupled else self._texts.answer_tokens
 
     async def ready(self) -> bool:
-        """True if the server reports that it is ready."""
         self._client.timeout_s, before = CONNECT_S, self._client.timeout_s
         try:
             return (await self._client.ready()).get("grpc", False)
         finally:
             self._client.timeout_s = before
 
-    # ------------------------------------------------------------------------------------------------------ requests
-
     async def prompts(self, request: ParsedRequest) -> list[PreparedPrompt]:
         """The prompt for each choice of a request. Raises ApiError for prompts that the model cannot process."""
         if request.guide is not None and not self._guided:
-            raise bad(
+            raise unsupported(
                 "response_format",
                 f"model {request.model} does not support response_format: its server has no guided decoding",
-                code="unsupported_parameter",
             )
         self._check_special_tokens(request)
         if request.endpoint == "completions":
             prompts = [await self._prompt(request, text) for text in request.prompts]
             return [prompt for prompt in prompts for _ in range(request.n)]
         if self._texts is None or self._dialect is None:
-            raise bad(
-                "messages",
-                f"model {request.model} has no chat template here; use /v1/completions",
-                code="unsupported_parameter",
-            )
+            raise unsupported("messages", f"model {request.model} has no chat template here; use /v1/completions")
         turn = Turn(
             request.messages, request.tools, request.tool_choice, request.parallel_tool_calls, request.variables
         )
@@ -244,9 +236,7 @@ class TritonBackend:
         return [replace(first, parser=each.parser, guide=given) for each in started]
 
     def _check_special_tokens(self, request: ParsedRequest) -> None:
-        """Raise ApiError if a request wants special tokens handled in a way that the server, which has no field for it,
-        does not.
-        """
+        """Raise ApiError if a request wants other handling of special tokens than its server has for all."""
         # A chat template writes the special tokens itself.
         added = request.endpoint == "completions" and self._special
         for name, wanted, done in (
@@ -254,10 +244,9 @@ class TritonBackend:
             ("skip_special_tokens", request.skip_special_tokens, self._dropped),
         ):
             if wanted is not None and wanted != done:
-                raise bad(
+                raise unsupported(
                     name,
                     f"{name} is {str(done).lower()} for every request to model {request.model}: its server sets it",
-                    code="unsupported_parameter",
                 )
 
     async def _prompt(self, request: ParsedRequest, text: str) -> PreparedPrompt:
@@ -303,9 +292,7 @@ class TritonBackend:
         return min(left, wanted or left)
 
     def inputs(self, request: ParsedRequest, prompt: PreparedPrompt, number: int) -> dict[str, session.Option]:
-        """Input tensors of choice `number` besides prompt and length. Raises ApiError for fields that the model does
-        not have.
-        """
+        """Input tensors of choice `number` besides prompt and length. Raises ApiError for unsupported fields."""
         model = self._client.model
         given: dict[str, session.Option] = {**self._always}
         needed: dict[str, str] = {}
@@ -322,10 +309,9 @@ class TritonBackend:
         if request.top_logprobs:
             field = "logprobs" if request.endpoint == "completions" else "top_logprobs"
             if self._texts is None:
-                raise bad(
+                raise unsupported(
                     field,
                     f"{field} is not supported for model {request.model}: the gateway does not have its tokenizer",
-                    code="unsupported_parameter",
                 )
             given[_TOP], needed[_TOP] = request.top_logprobs, field
         if request.bad_words:
@@ -357,11 +343,10 @@ class TritonBackend:
         ends = []
         for number in request.stop_token_ids:
             if number not in added:
-                raise bad(
+                raise unsupported(
                     "stop_token_ids",
                     f"stop_token_ids has {number}, which is not known as a special token of model {request.model}; its server accepts "
                     "stop words as text: put the text in stop",
-                    code="unsupported_parameter",
                 )
             ends.append(added[number].content)
         return ends
@@ -400,10 +385,8 @@ class TritonBackend:
         missing = {field for name, field in needed.items() if not self._client.model.takes(name)}
         if missing:
             names = ", ".join(sorted(missing))
-            raise bad(
-                min(missing),
-                f"model {self._served.name} does not support {names}: its server has no such input",
-                code="unsupported_parameter",
+            raise unsupported(
+                min(missing), f"model {self._served.name} does not support {names}: its server has no such input"
             )
 
     async def adapter(self, name: str) -> Mapping[str, session.Option]:
@@ -432,22 +415,17 @@ class TritonBackend:
             if error.failure is FailureClass.TRANSIENT:
                 raise unavailable(f"the server of model {name} does not respond") from error
             _LOG.warning("the LoRA adapter of %s: %s", name, error.message)
-            raise ApiError(
-                502, f"the server of model {name} did not accept its adapter", code="bad_gateway", reason="upstream"
-            ) from error
-
-    # ------------------------------------------------------------------------------------------------------ responses
+            raise bad_gateway(f"the server of model {name} did not accept its adapter") from error
 
     async def generate(
         self, name: str, prompt: PreparedPrompt, inputs: Mapping[str, session.Option], choice: Choice
     ) -> None:
-        """Fill `choice` of a request for the offered model `name`. A cancelled call returns once the server has ended
-        the request.
-        """
+        """Fill `choice` of a request for model `name`. A cancelled call returns after the server has ended it."""
         request = GenerationRequest(prompt.text, prompt.max_tokens, inputs)
         again = False
         while True:
-            session, kept = self._session()
+            kept = bool(self._idle)
+            session = self._idle.pop()[0] if kept else self._client.session()
             try:
                 await session.generate(request, choice)
             except asyncio.CancelledError:
@@ -484,31 +462,16 @@ class TritonBackend:
     def _failure(self, choice: Choice, *, passing: bool) -> ApiError:
         message = fields.shortened(choice.error or "", 300)
         if choice.timed_out:
-            return ApiError(
-                504,
-                f"no complete response within {self._params.generation_timeout_s:g} s",
-                code="timeout",
-                reason="timeout",
-            )
+            return timed_out(self._params.generation_timeout_s)
         if passing and choice.first_event_ns is None:
             return unavailable(f"the server of model {self._served.name} is not reachable, or is being restarted")
         if not passing and _GUIDE_TYPE in message:
-            return bad(
-                "response_format",
-                f"model {self._served.name} does not accept response_format: {message}",
-                code="unsupported_parameter",
+            return unsupported(
+                "response_format", f"model {self._served.name} does not accept response_format: {message}"
             )
         if not passing and _OF_THE_REQUEST.search(message):
             return ApiError(400, message, code="refused_by_server")
-        return ApiError(
-            502, f"the server of model {self._served.name} failed: {message}", code="bad_gateway", reason="upstream"
-        )
-
-    def _session(self) -> tuple[Session, bool]:
-        """A session, and whether it was reused."""
-        if self._idle:
-            return self._idle.pop()[0], True
-        return self._client.session(), False
+        return bad_gateway(f"the server of model {self._served.name} failed: {message}")
 
     def _put_back(self, session: Session) -> None:
         self._idle.append((session, time.monotonic()))
@@ -528,7 +491,6 @@ class TritonBackend:
 
 
 def guided(guide: Guide) -> dict[str, Any]:
-    """TensorRT-LLM's inputs for a guide."""
     schema = {} if guide.schema is None else {_GUIDE: guide.schema}
     return {_GUIDE_TYPE: guide.kind, **schema}
 
@@ -559,18 +521,11 @@ async def _model_at(service: Service, name: str) -> str:
     if len(known) == 1:
         return known[0]
     has = ", ".join(known) if known else f"no {', '.join(tried[:-1])} or {tried[-1]}"
-    raise ApiError(
-        502,
-        f"the server of model {name} has {has}: --server-model {name}=MODEL selects one",
-        code="bad_gateway",
-        reason="upstream",
-    )
+    raise bad_gateway(f"the server of model {name} has {has}: --server-model {name}=MODEL selects one")
 
 
 def _follows_guides(parameters: Mapping[str, str] | None) -> bool:
-    """True if an engine, by its model's parameters, has a guided decoding backend. It accepts the inputs without one as
-    well.
-    """
+    """True if an engine has a guided decoding backend. It accepts the inputs without one as well."""
     if parameters is None:
         return True  # a model of another kind only has the inputs if it supports them
     name = parameters.get("guided_decoding_backend", "")

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -35,18 +35,7 @@ from trtllm_pipeline.serve.gateway.keys import read_keys
 from trtllm_pipeline.serve.kept import servers, signed
 from trtllm_pipeline.serve.kept.prometheus_setup import write_targets
 from trtllm_pipeline.serve.kept.serve_target import ServeTarget, require_text, write_repository
-from trtllm_pipeline.serve.kept.servers import (
-    GATEWAY_CONFIG,
-    LOCK,
-    SERVER_FILE,
-    STOP,
-    STOPPED_REASON,
-    Keeper,
-    KeptOptions,
-    KeptRecord,
-    KeptServer,
-    State,
-)
+from trtllm_pipeline.serve.kept.servers import Keeper, KeptOptions, KeptRecord, KeptServer, State
 from trtllm_pipeline.tensorrt import FAILURE_FILE, JOB, OUT, SERVICE_FILE, triton_server
 from trtllm_pipeline.tensorrt import params as stage_params
 
@@ -124,7 +113,7 @@ def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
             f"server {name} already exists: {servers.look(folder).state.value}",
             hint=f"pipeline serve restart {name} or stop {name}; --name sets another name for the new one",
         )
-    fresh = not (folder / SERVER_FILE).exists()
+    fresh = not (folder / servers.SERVER_FILE).exists()
     try:
         os.truncate(lock.fd, 0)
         _record(target, wish, _ports_before(folder)).write(folder)  # first, so that others see it starting
@@ -133,7 +122,7 @@ def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
         with nullcontext() if target.cell is None else Store(workspace).in_use():
             _check_inputs_exist(name, map(str, target.inputs.values()), shlex.join(wish.command))
         triton_server.remove_stale_leftovers()
-        for each in (SERVICE_FILE, GATEWAY_FILE, GATEWAY_CONFIG, FAILURE_FILE, STOP):
+        for each in (SERVICE_FILE, GATEWAY_FILE, servers.GATEWAY_CONFIG, FAILURE_FILE, servers.STOP):
             (folder / each).unlink(missing_ok=True)
         shutil.rmtree(folder / OUT, ignore_errors=True)
         (folder / OUT).mkdir()
@@ -143,7 +132,7 @@ def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
             repository.mkdir()
         _job(target, wish, write_repository(target, repository), folder).write(folder / JOB)
         if wish.gateway:
-            _gateway(target, wish, folder).write(folder / GATEWAY_CONFIG)
+            _gateway(target, wish, folder).write(folder / servers.GATEWAY_CONFIG)
         _spawn(folder, lock)
         return servers.look(folder)
     except BaseException as error:
@@ -249,9 +238,7 @@ def _gateway(target: ServeTarget, wish: Wish, folder: Path) -> GatewayConfig:
 
 
 def _spawn(folder: Path, lock: claims.Claim) -> None:
-    """Start the keeper in a new session. It takes over the lock and outlives this terminal. Interrupts are deferred
-    meanwhile.
-    """
+    """Start the keeper in a new session. It takes over the lock and outlives this terminal. Interrupts wait."""
     with _uninterrupted(), (folder / LOG).open("ab") as log:
         keeper = subprocess.Popen(
             [sys.executable, "-m", "trtllm_pipeline.serve.kept.keeper", str(folder), str(lock.fd)],
@@ -284,14 +271,11 @@ def _uninterrupted() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def wait_ready(server: KeptServer, look: Callable[[KeptServer], None] = lambda _server: None) -> KeptServer:
-    """The server, once it is ready. Raises ServerError if it fails. `look` is called with each change."""
-    shown, wake_s = server, time.monotonic() + _WAKE_S
+def wait_ready(server: KeptServer) -> KeptServer:
+    """The server, once it is ready. Raises ServerError if it fails."""
+    wake_s = time.monotonic() + _WAKE_S
     while True:
         server = servers.look(server.folder)
-        if (server.state, server.reason) != (shown.state, shown.reason):
-            look(server)
-            shown = server
         if server.state is State.READY:
             return server
         if not server.state.alive:
@@ -302,17 +286,14 @@ def wait_ready(server: KeptServer, look: Callable[[KeptServer], None] = lambda _
 
 
 def stop(server: KeptServer) -> KeptServer:
-    """End a server, including the remains of a killed one, and wait until it has ended. Returns its final state.
-
-    Raises StateError if its keeper cannot be ended.
-    """
+    """End a server, or the remains of a killed one. Returns its final state. Raises StateError if its keeper stays."""
     folder = server.folder
-    patience_s = _STOP_S + sum(_stop_timeout_s(folder / name) for name in (JOB, GATEWAY_CONFIG))
+    patience_s = _STOP_S + sum(_stop_timeout_s(folder / name) for name in (JOB, servers.GATEWAY_CONFIG))
     try:
         _end(server, patience_s)
         server = _recorded(servers.look(folder))
     finally:
-        (folder / STOP).unlink(missing_ok=True)
+        (folder / servers.STOP).unlink(missing_ok=True)
     triton_server.remove_stale_leftovers()
     for each in (SERVICE_FILE, GATEWAY_FILE):
         (folder / each).unlink(missing_ok=True)
@@ -329,9 +310,7 @@ def _stop_timeout_s(file: Path) -> float:
 
 
 def _end(server: KeptServer, patience_s: float) -> None:
-    """End all processes of a server, including those that another command starts under its name meanwhile. Raises
-    StateError.
-    """
+    """End all processes of a server, also those that another command starts meanwhile. Raises StateError."""
     folder, signaled, forced, wake_s = server.folder, set[tuple[Keeper, signal.Signals]](), False, 0.0
     deadline = time.monotonic() + patience_s
     _mark(folder)
@@ -355,8 +334,8 @@ def _end(server: KeptServer, patience_s: float) -> None:
             _signal_all(folder, signal.SIGKILL)
         elif late:
             raise StateError(
-                f"server {server.name} does not end: a process still holds {folder / LOCK}",
-                hint=f"fuser {shlex.quote(str(folder / LOCK))} shows which",
+                f"server {server.name} does not end: a process still holds {folder / servers.LOCK}",
+                hint=f"fuser {shlex.quote(str(folder / servers.LOCK))} shows which",
             )
         wake_s = _wake(folder, wake_s)
         time.sleep(_POLL_S)
@@ -365,13 +344,11 @@ def _end(server: KeptServer, patience_s: float) -> None:
 def _mark(folder: Path) -> None:
     """Record that a server is being stopped, in case its keeper cannot yet or can no longer."""
     with suppress(OSError):
-        (folder / STOP).touch()
+        (folder / servers.STOP).touch()
 
 
 def _wake(folder: Path, due_s: float) -> float:
-    """Continue the stopped (SIGSTOP) processes of a server, which can neither start nor obey, once it is `due_s`.
-    Returns the next time.
-    """
+    """Continue the suspended processes of a server, which could not obey, once it is `due_s`. Returns the next time."""
     if time.monotonic() < due_s:
         return due_s
     _signal_all(folder, signal.SIGCONT)
@@ -393,7 +370,7 @@ def _recorded(server: KeptServer) -> KeptServer:
     record = server.record
     if record is not None and record.state.alive and (lock := servers.take(server.folder)):
         with lock, suppress(OSError):  # a full disk does not prevent a stop
-            servers.changed(record, State.STOPPED, STOPPED_REASON, None, time.time()).write(server.folder)
+            servers.changed(record, State.STOPPED, servers.STOPPED_REASON, None, time.time()).write(server.folder)
     return servers.look(server.folder)
 
 
@@ -431,7 +408,7 @@ def restart(server: KeptServer, *, require_signed: bool = False, trusted_keys: P
     if lock is None:
         raise UsageError(f"server {server.name} is {servers.look(folder).state.value}", hint="pipeline serve ps")
     try:
-        (folder / STOP).unlink(missing_ok=True)
+        (folder / servers.STOP).unlink(missing_ok=True)
         os.truncate(lock.fd, 0)
         replace(record, state=State.STARTING, reason=None, keeper=None).write(folder)
         _spawn(folder, lock)

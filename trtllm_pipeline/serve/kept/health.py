@@ -14,7 +14,6 @@ from trtllm_pipeline.serve.kept.servers import gateway_url
 
 EVERY_S: Final = 2.0
 LIMIT_S: Final = 3.0
-"""Timeout of one check."""
 MISSED: Final = 2
 """Missed checks in a row after which it counts as unresponsive: a machine may be busy for a moment."""
 _PATHS: Final = {"triton": "/v2/health/ready", "openai": "/health"}

@@ -90,7 +90,6 @@ class _Program:
     """Its own log, separate from that of the stage that starts the server."""
     ready_file: Path
     grace_s: float
-    """Timeout of a graceful shutdown."""
     health_of: Callable[[Path], tuple[str, str] | None]
     """Address of the health check, by the server's directory."""
     after: _Program | None = None
@@ -99,7 +98,6 @@ class _Program:
     due_s: float = 0.0
     """Monotonic time at which to start it, if it does not run."""
     ready_s: float | None = None
-    """Monotonic time at which it became ready."""
     health: Health | None = None
     """Set while it is ready."""
     hung: ServerError | None = None
@@ -107,7 +105,6 @@ class _Program:
     force_s: float = 0.0
     """Monotonic time at which it is killed, while it is being ended for that reason."""
     worked: bool = False
-    """True if it was ever ready."""
     pause_s: float = FIRST_PAUSE_S
     before: out_of_memory.Counts = field(default_factory=out_of_memory.counts)
     log_bytes: int = 0
@@ -285,7 +282,9 @@ class _Kept:
             (self.folder / REPAIR_FILE).unlink(missing_ok=True)
             self._write_job()
         else:
-            self._write_gateway_config()
+            path = self.folder / GATEWAY_CONFIG
+            config = read_object(path) or {}
+            write_json(path, {**config, "port": self._port("openai", str(config.get("host")))})
         assert self.guardian is not None
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(self.record.gpus)} if self.record.gpus else {}
         self.guardian.spawn(
@@ -304,11 +303,6 @@ class _Kept:
             if f"{name}_port" in params:
                 params[f"{name}_port"] = self._port(name, str(params["host"]))
         replace(self.job, params=params, gpus=self.record.gpus).write(self.folder / JOB)
-
-    def _write_gateway_config(self) -> None:
-        path = self.folder / GATEWAY_CONFIG
-        config = read_object(path) or {}
-        write_json(path, {**config, "port": self._port("openai", str(config.get("host")))})
 
     def _port(self, name: str, host: str) -> int:
         """The requested port, or else the last one, which clients know, if it is free. 0 is any."""
@@ -505,7 +499,6 @@ def _ending_with_parent(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def _ports(folder: Path) -> dict[str, int]:
-    """The ports in service.json and gateway.json."""
     service, gateway = read_object(folder / SERVICE_FILE) or {}, read_object(folder / GATEWAY_FILE) or {}
     urls: dict[str, Any] = {name: service.get(name) for name in ("http", "grpc", "metrics")}
     urls["openai"] = gateway.get("url")

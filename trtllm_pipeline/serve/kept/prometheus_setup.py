@@ -19,10 +19,11 @@ from urllib.parse import urlsplit
 
 from trtllm_pipeline import PACKAGE
 from trtllm_pipeline.base import reading, write_json, writing
-from trtllm_pipeline.serve.kept.servers import FOLDER, TRTLLM_SERVE, KeptServer, State, find, metrics_urls
+from trtllm_pipeline.serve.kept.servers import FOLDER, KeptServer, State, find, metrics_urls
 
 DASHBOARD: Final = PACKAGE / "data" / "dashboard.json"
 """For Grafana 11 and later. Its queries use variables for data source, server, instance and model."""
+_ALERTS: Final = PACKAGE / "data" / "alerts.yml"
 TARGETS_FILE: Final = "prometheus.json"
 JOB: Final = "pipeline"
 SCRAPE_S: Final = 5
@@ -94,7 +95,6 @@ def _targets(server: KeptServer) -> list[dict[str, Any]]:
 
 
 def prometheus_config(workspace: Path) -> dict[str, Any]:
-    """prometheus.yml: one job for all servers of a workspace."""
     file = workspace.absolute() / FOLDER / TARGETS_FILE
     return {
         "global": {"scrape_interval": f"{SCRAPE_S}s", "evaluation_interval": f"{3 * SCRAPE_S}s"},
@@ -105,76 +105,10 @@ def prometheus_config(workspace: Path) -> dict[str, Any]:
     }
 
 
-def alert_rules(ttft_p99_s: float = 2.0, error_ratio: float = 0.05) -> dict[str, Any]:
-    """alerts.yml."""
-    ttft = "sum by (server, model, le) (rate(pipeline_gateway_time_to_first_token_seconds_bucket[5m]))"
-    rules = (
-        _rule(
-            "PipelineServerDown",
-            # trtllm-serve only has metrics with an option. The gateway's errors show that it is down.
-            f'up{{job="{JOB}",part!="{TRTLLM_SERVE}"}} == 0',
-            "1m",
-            "critical",
-            "{{ $labels.part }} of {{ $labels.server }} does not respond",
-            "pipeline serve status {{ $labels.server }}; pipeline serve logs {{ $labels.server }}",
-        ),
-        _rule(
-            "PipelineTimeToFirstToken",
-            f"histogram_quantile(0.99, {ttft}) > {ttft_p99_s:g}",
-            "5m",
-            "warning",
-            "{{ $labels.model }}: 1% of requests wait longer than {{ $value | humanizeDuration }} for the first token",
-            "more in flight than the server was sized for, or long prompts: check queue, KV cache and input tokens",
-        ),
-        _rule(
-            "PipelineErrors",
-            f"{_requests(_FAILED)} / {_requests()} > {error_ratio:g}",
-            "5m",
-            "critical",
-            "{{ $labels.model }}: {{ $value | humanizePercentage }} of requests fail",
-            "pipeline serve logs {{ $labels.server }}",
-        ),
-        _rule(
-            "PipelineQueueFull",
-            "sum by (server, model) (pipeline_gateway_requests_queued)"
-            " >= 0.9 * sum by (server, model) (pipeline_gateway_requests_queued_limit)"
-            " and sum by (server, model) (pipeline_gateway_requests_queued) > 0",
-            "1m",
-            "warning",
-            "{{ $labels.model }}: the queue of the gateway is full, requests are being rejected",
-            "start another server, or allow more requests in flight",
-        ),
-        _rule(
-            "PipelineKvCacheFull",
-            f"{_kv_blocks('used')} / {_kv_blocks('max')} > 0.95",
-            "10m",
-            "info",
-            "{{ $labels.server }}: the KV cache is full, requests wait for blocks",
-            "a larger kv_cache_free_gpu_mem_fraction, a quantized KV cache, or fewer requests in flight",
-        ),
-    )
-    return {"groups": [{"name": JOB, "rules": list(rules)}]}
+def alert_rules(ttft_p99_s: float = 2.0) -> Any:
+    import yaml
 
-
-_FAILED: Final = '{status=~"5.."}'
-
-
-def _requests(which: str = "") -> str:
-    return f"sum by (server, model) (rate(pipeline_gateway_requests_total{which}[5m]))"
-
-
-def _kv_blocks(kind: str) -> str:
-    return f'sum by (server) (nv_trt_llm_kv_cache_block_metrics{{kv_cache_block_type="{kind}"}})'
-
-
-def _rule(name: str, expression: str, lasting: str, severity: str, summary: str, action: str) -> dict[str, Any]:
-    return {
-        "alert": name,
-        "expr": expression,
-        "for": lasting,
-        "labels": {"severity": severity},
-        "annotations": {"summary": summary, "action": action},
-    }
+    return yaml.safe_load(_ALERTS.read_text(encoding="utf-8").replace("TTFT_P99_S", f"{ttft_p99_s:g}"))
 
 
 def grafana_files(folder: Path, prometheus_url: str) -> dict[str, Mapping[str, Any]]:
@@ -187,11 +121,7 @@ def grafana_files(folder: Path, prometheus_url: str) -> dict[str, Mapping[str, A
         "isDefault": True,
         "jsonData": {"timeInterval": f"{SCRAPE_S}s"},
     }
-    provider = {
-        "name": JOB,
-        "type": "file",
-        "options": {"path": str(folder.absolute() / "grafana" / "dashboards")},
-    }
+    provider = {"name": JOB, "type": "file", "options": {"path": str(folder.absolute() / "grafana" / "dashboards")}}
     return {
         "grafana/provisioning/datasources/prometheus.yml": {"apiVersion": 1, "datasources": [source]},
         "grafana/provisioning/dashboards/pipeline.yml": {"apiVersion": 1, "providers": [provider]},

@@ -8,17 +8,14 @@ from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from trtllm_pipeline.base import Json, Machine, PlanError, StateError, UsageError, read_object, user_files
 from trtllm_pipeline.models import Engine, EngineError, model_config, model_names, referenced_paths
-from trtllm_pipeline.orchestrate import manifest, served_cell
-from trtllm_pipeline.tensorrt import OUT, Stage, StageContext, companions
+from trtllm_pipeline.orchestrate import Artifact, Request, Store, manifest, served_cell
+from trtllm_pipeline.tensorrt import OUT, SERVE_FILE, Stage, StageContext, companions, run_program, serve_command
 from trtllm_pipeline.tensorrt import catalog as toolchains
 from trtllm_pipeline.tensorrt import params as stage_params
-
-if TYPE_CHECKING:
-    from trtllm_pipeline.orchestrate import Artifact, Request, Store
 
 _EMBEDDED_WEIGHTS: Final = "model.gguf"
 _EXPECTED: Final = (
@@ -34,7 +31,6 @@ class ServeTarget:
     toolchain: str
     launch: Stage
     params: Any
-    """Parameters of the launch stage."""
     inputs: Mapping[str, Path]
     """Inputs of the launch stage. `repository` is missing if it has to be written first, for `engine`."""
     model: str
@@ -71,7 +67,6 @@ def require_text(inputs: Mapping[str, Path]) -> None:
 
 
 def _referenced(repository: Path) -> tuple[Path, ...]:
-    from trtllm_pipeline.tensorrt import SERVE_FILE, serve_command
 
     command = serve_command(repository) if (repository / SERVE_FILE).is_file() else []
     return referenced_paths.folders(repository, command)
@@ -125,11 +120,7 @@ def of_cell(served: served_cell.ServedCell) -> ServeTarget:
 
 
 def of_folder(folder: Path, model_folder: Path | None, machine: Machine) -> ServeTarget:
-    """The target for a directory. Raises UsageError for one that cannot be served, PlanError if the machine lacks a
-    requirement.
-    """
-    from trtllm_pipeline.tensorrt import SERVE_FILE
-
+    """The target for a directory. Raises UsageError if it cannot be served, PlanError if this machine cannot."""
     folder = folder.absolute()
     if not (folder / "config.json").is_file() and (folder / OUT).is_dir():
         folder /= OUT  # an artifact's directory
@@ -151,7 +142,6 @@ def of_folder(folder: Path, model_folder: Path | None, machine: Machine) -> Serv
 
 
 def _of_serve_file(folder: Path, model_folder: Path | None, machine: Machine) -> ServeTarget:
-    from trtllm_pipeline.tensorrt import serve_command
 
     words = serve_command(folder)
     paths = [Path(word) for word in words if word.startswith("/") and Path(word).is_dir()]
@@ -285,14 +275,11 @@ def _of(
 
 
 def write_repository(target: ServeTarget, out: Path) -> Path:
-    """The repository of a target. For an engine, it is written into the empty directory `out`, which stays empty if the
-    server does not need one. Raises StageError.
-    """
+    """The repository of a target, written into the empty `out` if an engine's server needs one. Raises StageError."""
     if "repository" in target.inputs:
         return target.inputs["repository"]
     if "repository" not in target.launch.inputs:
         return out
-    from trtllm_pipeline.tensorrt import run_program
 
     stage = toolchains.load(target.toolchain).stage("repository")
     engine = Engine.read(target.inputs["engine"])

@@ -95,12 +95,10 @@ class Keeper:
         return cls(pid, running_since(pid) or 0, boot_id())
 
     def lives(self) -> bool:
-        """True if it is the process that has its pid now."""
         return self.boot_id == boot_id() and running_since(self.pid) == self.start_time
 
 
 def boot_id() -> str:
-    """The kernel's id of this boot. "" if unknown."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return ""
@@ -111,7 +109,6 @@ class KeptOptions:
     """The options of a server, which a restart keeps."""
 
     gateway: bool = False
-    """True if it has a gateway."""
     restart: bool = False
     """True if it is restarted when it dies, or does not respond for `unresponsive_timeout_s`."""
     unresponsive_timeout_s: float = UNRESPONSIVE_S
@@ -120,7 +117,6 @@ class KeptOptions:
     trusted_keys: str | None = None
     """Directory of those keys."""
     command: tuple[str, ...] = ()
-    """The command that started it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,9 +143,7 @@ class KeptRecord(KeptOptions):
     since_s: float
     """Unix time at which it entered this state."""
     started_s: float
-    """Unix time at which it was started."""
     restarts: int = 0
-    """Number of restarts since."""
     keeper: Keeper | None = None
     gpus: tuple[str, ...] = ()
     """Its GPUs, in the format of CUDA_VISIBLE_DEVICES."""
@@ -159,7 +153,6 @@ class KeptRecord(KeptOptions):
     """Current or last ports, by http, grpc, metrics and openai."""
 
     def write(self, folder: Path) -> None:
-        """Write it into the server's directory."""
         write_json(folder / SERVER_FILE, {"schema": SCHEMA, **asdict(self), "state": self.state.value})
 
     @classmethod
@@ -185,7 +178,6 @@ class Endpoint:
     """Address of a ready server."""
 
     service: Service
-    """Address of the server itself."""
     openai: str | None
     """Base URL of an OpenAI endpoint, such as http://127.0.0.1:8000/v1: the gateway, or the server itself."""
     models: tuple[str, ...]
@@ -197,7 +189,6 @@ class Endpoint:
 
     @property
     def model(self) -> str:
-        """Name of the model itself."""
         return self.models[0]
 
 
@@ -277,14 +268,11 @@ def api_keys_file(folder: Path) -> Path | None:
 
 
 def folder_of(workspace: Path, name: str) -> Path:
-    """The directory of the managed server `name`."""
     return workspace.absolute() / FOLDER / name
 
 
 def find(workspace: Path) -> list[KeptServer]:
-    """All managed servers of a workspace, by name. Damaged ones are included as failed. Servers that are just being
-    removed are not.
-    """
+    """All managed servers of a workspace, by name. Damaged ones count as failed. Those being removed are left out."""
     try:
         names = sorted(
             each.name
@@ -365,9 +353,7 @@ def changed(record: KeptRecord, state: State, reason: str | None, hint: str | No
 
 
 def identify(lock_fd: int, keeper: Keeper, last: tuple[State, str] | None = None) -> None:
-    """Write the owner into a held lock, and its final state. Overwrites reserved space, so a full disk is not a
-    problem.
-    """
+    """Write the owner into a held lock, and its final state. It overwrites reserved space: the disk may be full."""
     record = {}
     if last is not None:
         reason = last[1].encode(errors="replace")[:_MOST_REASON_BYTES].decode(errors="ignore")
@@ -404,7 +390,6 @@ def take(folder: Path) -> claims.Claim | None:
 
 
 def is_held(folder: Path) -> bool:
-    """True if any process of the server in `folder` runs."""
     try:
         return claims.is_held(folder / LOCK)
     except OSError:
@@ -412,9 +397,7 @@ def is_held(folder: Path) -> bool:
 
 
 def holders(folder: Path) -> set[int]:
-    """The processes, as far as this user sees them, that have the lock of the server in `folder` open, except this
-    one.
-    """
+    """The other processes, as far as this user sees them, that have the lock of the server in `folder` open."""
     lock = str(folder / LOCK)
     keepers = set()
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):

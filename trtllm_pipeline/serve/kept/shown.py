@@ -31,7 +31,6 @@ def to_json(servers: Sequence[KeptServer]) -> dict[str, Any]:
 
 
 def entry(server: KeptServer) -> dict[str, Json]:
-    """One server."""
     record, endpoint = server.record, server.endpoint()
     logs: dict[str, Json] = {
         part: str(server.folder / name) for part, name in LOGS.items() if (server.folder / name).exists()
@@ -147,7 +146,6 @@ def _paragraph(server: KeptServer) -> str:
 
 
 def endpoints(server: KeptServer) -> dict[str, str]:
-    """The address of a ready server, in words."""
     endpoint = server.endpoint()
     if endpoint is None:
         return {}
@@ -159,7 +157,6 @@ def endpoints(server: KeptServer) -> dict[str, str]:
 
 
 def example(server: KeptServer) -> str:
-    """A command line that sends a request to a ready server."""
     endpoint = server.endpoint()
     assert endpoint is not None
     if endpoint.openai is not None:
@@ -175,5 +172,4 @@ def example(server: KeptServer) -> str:
 
 
 def log_of(server: KeptServer, part: str) -> Path:
-    """The log file of one part of a server."""
     return server.folder / LOGS[part]

@@ -22,7 +22,6 @@ class SignedCheck(threading.Thread):
         super().__init__(daemon=True, name="signatures")
         self._record = record
         self.error: Exception | None = None
-        """Its error, after it has ended."""
         self.start()
 
     def run(self) -> None:

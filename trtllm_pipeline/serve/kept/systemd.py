@@ -26,7 +26,6 @@ _AGAIN_S: Final = 10
 
 
 def unit_name(name: str) -> str:
-    """The unit name of a server."""
     return f"{PREFIX}{name}.service"
 
 
@@ -75,19 +74,17 @@ def unit(folder: Path, record: KeptRecord, *, system: bool, environment: Mapping
 _KEEPER: Final = "trtllm_pipeline.serve.kept.keeper"
 
 
-def next_steps(path: Path, name: str, *, system: bool, running: bool) -> str:
+def next_steps(path: Path, name: str, *, system: bool, running: bool) -> list[str]:
     """The commands to run after the unit is written."""
     control = "sudo systemctl" if system else "systemctl --user"
-    lines = [f"pipeline serve stop {name}"] if running else []
     known = path == default_path(name, system=system)
-    lines += [f"{control} daemon-reload" if known else f"{control} link {path}"]
-    lines += [f"{control} enable --now {path.name}"]
-    lines += (
-        []
-        if system
-        else ["loginctl enable-linger    # so that it starts before you log in, and stays after you log out"]
-    )
-    return "\n".join(lines)
+    linger = "loginctl enable-linger    # so that it starts before you log in, and stays after you log out"
+    return [
+        *([f"pipeline serve stop {name}"] if running else []),
+        f"{control} daemon-reload" if known else f"{control} link {path}",
+        f"{control} enable --now {path.name}",
+        *([] if system else [linger]),
+    ]
 
 
 def _specifiers(text: str) -> str:

@@ -11,7 +11,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
@@ -112,9 +112,7 @@ _ABSENT: Final = dict.fromkeys(("help", "install_completion", "show_completion")
 
 
 def commands() -> tuple[Command, ...]:
-    """All commands. Those of stages come from the toolchains' tables, whose import takes longer than everything else
-    here.
-    """
+    """All commands. Those of stages come from the toolchains' tables, which import slowly."""
     from trtllm_pipeline.tensorrt import catalog
 
     stages = (
@@ -229,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _terminable():
             _check_text(words)
             rich = sys.stdout.isatty()
-            completed = _completed(os.environ)
+            completed = f"{os.environ.get('COMP_WORDS', '')} {os.environ.get('_TYPER_COMPLETE_ARGS', '')}".split()
             command: Any = get_command(build({*_naming(words), *completed}, rich=rich, complete=bool(completed)))
             order = [row.path for row in COMMANDS]  # Typer lists all groups before all commands
             command.commands = dict(sorted(command.commands.items(), key=lambda each: order.index(each[0])))
@@ -281,8 +279,7 @@ def _mistake(error: typer.TyperException) -> Exception:
     if getattr(error, "option_name", "") == "-m" and any(param.name == "model" for param in params):
         hint = "--model NAME (-m is --matrix in other commands)"  # the short option for the model in other load clients
     return UsageError(
-        message[:1].lower() + message[1:] + (f"; did you mean {' or '.join(near)}?" if near else ""),
-        hint=hint,
+        message[:1].lower() + message[1:] + (f"; did you mean {' or '.join(near)}?" if near else ""), hint=hint
     )
 
 
@@ -296,11 +293,6 @@ def _naming(words: Sequence[str]) -> Sequence[str]:
     """The words that may name a command. `run --until build` must not import the stage `build` and with it all toolchains."""
     plain = [word for word in words if not word.startswith("-")]
     return plain[:2] if plain and plain[0] in GROUPS else plain[:1]
-
-
-def _completed(environment: Mapping[str, str]) -> list[str]:
-    """The words of the command line that a shell completes."""
-    return f"{environment.get('COMP_WORDS', '')} {environment.get('_TYPER_COMPLETE_ARGS', '')}".split()
 
 
 @contextmanager

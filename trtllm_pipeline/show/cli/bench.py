@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from trtllm_pipeline.base import UsageError, terminal
+from trtllm_pipeline.base import Json, UsageError, terminal, user_files
 from trtllm_pipeline.show.cli import options, stage_options
 from trtllm_pipeline.show.cli.output import emit_as, note, terminal_width
 from trtllm_pipeline.tensorrt import params
@@ -53,11 +53,9 @@ _PANELS: Final = {
 }
 """Options in the order of the help. All others are in _REQUESTS."""
 _REQUESTS: Final = "The requests"
-
 _server: Final = partial(options.option, rich_help_panel=options.SERVER_PANEL)
 _expected: Final = partial(options.option, rich_help_panel="Expected server configuration, verified against the server")
 _results: Final = partial(options.option, rich_help_panel="The results")
-
 MetricsUrl = _server(
     "--metrics-url", "HOST:PORT", "Triton's metrics endpoint; adds the queue and compute times that Triton reports."
 )
@@ -170,7 +168,7 @@ def _load(
         stage_options.read_class(params.PerfParams, typed, {"slo": per_request or None}),
         Target.at(url, protocol, model, endpoint=endpoint_type, streaming=streaming, metrics=metrics_url),
         ExpectedServer(
-            options.pairs("--declare", declare, "="),
+            {name: _decoded(value) for name, value in options.pairs("--declare", declare).items()},
             engine
             if engine is not None and engine.suffix == ".gguf" and engine.is_file()
             else options.folder("--engine", engine),
@@ -223,7 +221,6 @@ def analyze(
       pipeline bench analyze perf-20260101-120000-4711.jsonl --tokenizer MODEL_DIR --slo ttft=300ms
       pipeline bench analyze perf-20260101-120000-4711.jsonl --trtllm-bench report.json
     """
-    from trtllm_pipeline.base import user_files
     from trtllm_pipeline.measure import LoadResult, analyze, engine_report, objectives
     from trtllm_pipeline.models import tokenizer_at
     from trtllm_pipeline.show.report import load_tables
@@ -253,6 +250,14 @@ def analyze(
 vars(analyze)["aliases"] = options.TOKENIZER_NAMES
 
 
+def _decoded(text: str) -> Json:
+    """The value of a JSON text, or the text."""
+    try:
+        return user_files.decode(text)
+    except ValueError:
+        return text
+
+
 def _new_file(option: str, path: Path) -> Path:
     if path.exists():
         raise UsageError(f"{option} {path}: already exists", hint="choose another name; nothing is overwritten")
@@ -262,8 +267,6 @@ def _new_file(option: str, path: Path) -> Path:
 
 
 def _progress() -> Callable[[int, int], None]:
-    """Shows the progress of a load on a terminal."""
-
     def shown(done: int, total: int) -> None:
         terminal.raw(sys.stderr).write(f"\r{done} of {total} requests" + "\n" * (done == total))
 

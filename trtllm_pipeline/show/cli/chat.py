@@ -221,7 +221,8 @@ class _Terminal:
             note(f"{self._talk.model} at {self._talk.url}; /help shows the commands")
         for message in self._messages():
             if message.startswith("/") and not message.startswith("//"):
-                if self._command(*_split(message)):
+                name, _, rest = message.partition(" ")
+                if self._command(name, rest.strip()):
                     return
                 continue
             try:
@@ -233,7 +234,6 @@ class _Terminal:
                 explain_error(error)
 
     def _messages(self) -> Iterator[str]:
-        """Yield messages: one line or one block each."""
         block: list[str] | None = None
         while True:
             try:
@@ -261,7 +261,6 @@ class _Terminal:
                 block = None
 
     def _line(self, prompt: str) -> str | None:
-        """The next line, or None at the end."""
         if not self._typed:
             line = sys.stdin.readline()
             return line.rstrip("\n") if line else None
@@ -328,11 +327,6 @@ class _Terminal:
     def _color(self, code: str) -> None:
         if self._colors:
             terminal.raw(sys.stdout).write(code)
-
-
-def _split(message: str) -> tuple[str, str]:
-    name, _, rest = message.partition(" ")
-    return name, rest.strip()
 
 
 def _summary(reply: conversation.Reply) -> str:

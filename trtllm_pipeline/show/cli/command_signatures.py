@@ -18,9 +18,7 @@ _Matrix = Annotated[str | None, options.argument("MATRIX", "Matrix, same as --ma
 
 
 def complete(function: Callable[..., Any], path: str) -> Callable[..., Any]:
-    """The command `path` with switches that are listed once, and cleaned output. If it has no other positional
-    arguments, a matrix is also its first argument.
-    """
+    """The command `path`, with switches listed once, and a matrix as its first argument if it has no other."""
     signature = inspect.signature(function, eval_str=True)
     parameters = [_listed_once(each).replace(kind=each.KEYWORD_ONLY) for each in signature.parameters.values()]
     matrix = signature.parameters.get("matrix")
@@ -59,7 +57,6 @@ def _typed_as(
 
 
 def _about(parameter: inspect.Parameter) -> Any:
-    """Typer's description of an option or argument."""
     return next(
         (each for each in get_args(parameter.annotation)[1:] if isinstance(each, OptionInfo | ArgumentInfo)), None
     )

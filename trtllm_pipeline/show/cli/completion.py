@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def matrices(incomplete: str) -> list[str]:
-    """Matrix files and directories."""
     from trtllm_pipeline.orchestrate import recipe_files
 
     folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
@@ -36,7 +35,6 @@ def toolchains() -> list[str]:
 
 
 def recipes() -> list[str]:
-    """Names of the user's and the project's recipes."""
     from trtllm_pipeline.orchestrate import recipe_files
 
     return list(recipe_files.list_recipes(Path()))
@@ -74,7 +72,6 @@ def servers(ctx: typer.Context) -> list[tuple[str, str]]:
 
 
 def servers_and_cells(ctx: typer.Context) -> list[str | tuple[str, str]]:
-    """Targets of `pipeline chat`."""
     return [*servers(ctx), *cells(ctx)]
 
 

@@ -30,9 +30,7 @@ def answers(
     metrics: Annotated[
         str,
         options.option(
-            "--metrics",
-            "NAME,...",
-            "Metrics for rows without their own: names, or functions as MODULE:FUNCTION.",
+            "--metrics", "NAME,...", "Metrics for rows without their own: names, or functions as MODULE:FUNCTION."
         ),
     ] = "exact,contains",
     max_tokens: Annotated[
@@ -126,7 +124,7 @@ def drift(
         format,
         data,
         csv=lambda _: score_tables.drift_csv(comparison),
-        table=lambda _: score_tables.drift_text(comparison),
+        table=lambda _: "\n".join(score_tables.drift_lines(comparison)),
     )
 
 
@@ -148,8 +146,7 @@ def lm_eval(
         options.option("--tokenizer", "NAME", "Name or directory, or none for no tokenizer (default: lm_eval's)."),
     ] = None,
     num_fewshot: Annotated[
-        int | None,
-        options.option("--num-fewshot", "N", "Examples before each question (default: the task's).", min=0),
+        int | None, options.option("--num-fewshot", "N", "Examples before each question (default: the task's).", min=0)
     ] = None,
     limit: Annotated[
         str | None,

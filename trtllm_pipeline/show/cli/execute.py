@@ -19,9 +19,7 @@ def execute(
     inputs: Annotated[
         list[str] | None,
         options.option(
-            "--input",
-            "NAME=PATH",
-            "Replace the job's input NAME, e.g. service=FILE to use your own server.",
+            "--input", "NAME=PATH", "Replace the job's input NAME, e.g. service=FILE to use your own server."
         ),
     ] = None,
     format: options.TextOrJson = "text",
@@ -33,7 +31,7 @@ def execute(
     examples:
       pipeline stage replay .pipeline/store/build/FINGERPRINT/job.json --output-dir replay
     """
-    given = {name: Path(path) for name, path in (options.pair("--input", text, "=") for text in inputs or ())}
+    given = {name: Path(path) for name, path in options.pairs("--input", inputs).items()}
     read = read_job(Path(job))  # create no directory for a file that is not a job
     policy = provenance.policy()
     if policy.required:

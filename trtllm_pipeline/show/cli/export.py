@@ -14,15 +14,12 @@ from trtllm_pipeline.show.cli.output import emit, emit_as, note
 def export(
     ctx: typer.Context,
     cell: Annotated[
-        str,
-        options.argument("CELL", "Cell id, pattern or part of an id.", complete=options.completion.cells),
+        str, options.argument("CELL", "Cell id, pattern or part of an id.", complete=options.completion.cells)
     ],
     to: Annotated[
         str,
         options.option(
-            "--to",
-            "TARGETS",
-            "Targets, separated by commas: bundle, compose, kubernetes, lws, kserve, hub.",
+            "--to", "TARGETS", "Targets, separated by commas: bundle, compose, kubernetes, lws, kserve, hub."
         ),
     ],
     output_dir: Annotated[
@@ -89,7 +86,9 @@ def export(
     if not require_keys and not openai:
         raise UsageError("--no-require-keys requires --openai", hint="add --openai")
     store = options.known_store(workspace)
-    served = served_cell.served_cell(options.request_of_cell(ctx, store, matrix, cell, sets, toolchain), store)
+    served = served_cell.served_cell(
+        options.request_or_latest(ctx, store, matrix, [cell], sets, toolchain=toolchain), store
+    )
     folder = options.empty_folder(output_dir)  # before every file is read
     described = deployment.describe(
         served,

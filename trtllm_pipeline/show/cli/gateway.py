@@ -15,9 +15,8 @@ from trtllm_pipeline.orchestrate import GatewayParams
 from trtllm_pipeline.serve import gateway_config, run
 from trtllm_pipeline.show.cli import options, stage_options
 from trtllm_pipeline.show.cli.output import emit, note
-from trtllm_pipeline.tensorrt import params
+from trtllm_pipeline.tensorrt import command_lines, params
 
-_HOST = "127.0.0.1"
 _of = options.option
 
 
@@ -60,11 +59,7 @@ def _command(
     ] = None,
     adapter: Annotated[
         list[str] | None,
-        _of(
-            "--adapter",
-            "NAME:ADAPTER=DIR",
-            "LoRA adapter for the model's server. Clients request NAME:ADAPTER.",
-        ),
+        _of("--adapter", "NAME:ADAPTER=DIR", "LoRA adapter for the model's server. Clients request NAME:ADAPTER."),
     ] = None,
     host: Annotated[
         str | None,
@@ -89,8 +84,8 @@ def _command(
       pipeline serve gateway llama=service.json --model-folder llama=model --adapter llama:sql=adapters/sql
       pipeline serve gateway --config gateway-config.json
     """
-    options_of_model, folder = _base(config)
-    served = {model.name: model for model in options_of_model.models} if options_of_model else {}
+    base = None if config is None else gateway_config.GatewayConfig.read(Path(config))
+    served = {model.name: model for model in base.models} if base else {}
     served |= {name: _model(name, server) for name, server in _pairs("NAME=SERVER", models).items()}
     changes: Mapping[str, tuple[str, list[str] | None, Callable[[str], Any]]] = {
         "model_folder": ("--model-folder", model_folder, partial(_folder, "--model-folder")),
@@ -120,17 +115,17 @@ def _command(
             "no server given",
             hint="pipeline serve gateway NAME=service.json; start a server with pipeline stage launch",
         )
-    defaults = params.to_json(options_of_model.params) if options_of_model else {}
+    defaults = params.to_json(base.params) if base else {}
     gateway = gateway_config.GatewayConfig(
         models=tuple(served.values()),
-        host=host or (options_of_model.host if options_of_model else _HOST),
-        port=port if port is not None else options_of_model.port if options_of_model else 0,
-        api_keys_file=Path(api_keys) if api_keys else options_of_model.api_keys_file if options_of_model else None,
+        host=host or (base.host if base else command_lines.LOOPBACK),
+        port=port if port is not None else base.port if base else 0,
+        api_keys_file=Path(api_keys) if api_keys else base.api_keys_file if base else None,
         params=stage_options.read_class(
             GatewayParams, {name: value for name, value in typed.items() if value is not None}, defaults
         ),
     )
-    _run(gateway, folder, format)
+    _run(gateway, None if config is None else Path(config).absolute().parent, format)
 
 
 def _run(config: gateway_config.GatewayConfig, folder: Path | None, form: Literal["text", "json"]) -> None:
@@ -148,13 +143,6 @@ def _run(config: gateway_config.GatewayConfig, folder: Path | None, form: Litera
 
     with tempfile.TemporaryDirectory(prefix="trtllm-pipeline-") as scratch:
         run(config, folder or Path(scratch), announce)
-
-
-def _base(config: str | None) -> tuple[gateway_config.GatewayConfig | None, Path | None]:
-    if config is None:
-        return None, None
-    path = Path(config)
-    return gateway_config.GatewayConfig.read(path), path.absolute().parent
 
 
 def _pairs(form: str, given: Sequence[str] | None) -> dict[str, str]:

@@ -23,8 +23,7 @@ def lint(
         options.option("--engine", "DIR", "Engine to compare with (default: the engine named in the repository)."),
     ] = None,
     release: Annotated[
-        str | None,
-        options.option("--release", "RELEASE", "TensorRT-LLM release that will serve it, e.g. 0.16.0."),
+        str | None, options.option("--release", "RELEASE", "TensorRT-LLM release that will serve it, e.g. 0.16.0.")
     ] = None,
     select: Annotated[
         list[str] | None,

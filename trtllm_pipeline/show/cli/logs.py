@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from trtllm_pipeline.base import UsageError, reading, text_tables
@@ -67,7 +66,11 @@ def logs(
     print_log(log, lines, lambda: follow and store.is_claimed(stage_run.fingerprint))
     for line in failure_of(store, stage_run):
         note(line)
-    return _measured(log)
+    if levels := measurements_of(log):
+        from trtllm_pipeline.show.report.load_tables import overview
+
+        emit(f"\n{overview(levels)}")
+    return None
 
 
 def _list(outline: Outline, store: Store, cell: str, workspace: str, *, as_json: bool) -> None:
@@ -76,10 +79,3 @@ def _list(outline: Outline, store: Store, cell: str, workspace: str, *, as_json:
         return emit_json({"schema": 1, "cell": chosen.id, "logs": {stage: str(path) for stage, path in listed.items()}})
     emit(text_tables.aligned({stage: str(path) for stage, path in listed.items()}))
     return note(f"to print one: pipeline logs {chosen.id} STAGE{options.typed_again(workspace)}")
-
-
-def _measured(log: Path) -> None:
-    if levels := measurements_of(log):
-        from trtllm_pipeline.show.report.load_tables import overview
-
-        emit(f"\n{overview(levels)}")

@@ -16,8 +16,7 @@ from trtllm_pipeline.show.phrases import wrapped
 def init(
     file: Annotated[Path, options.argument("FILE", "File to write.")] = Path("matrix.yaml"),
     shipped: Annotated[
-        str | None,
-        options.option("--from", "NAME", "Shipped matrix to start from, listed by pipeline matrix list."),
+        str | None, options.option("--from", "NAME", "Shipped matrix to start from, listed by pipeline matrix list.")
     ] = None,
     force: Annotated[bool, options.switch("--force", "Overwrite an existing file.")] = False,
     format: options.TextOrJson = "text",

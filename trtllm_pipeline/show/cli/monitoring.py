@@ -16,8 +16,7 @@ def monitoring(
         str, options.option("--prometheus-url", "URL", "Prometheus URL for Grafana.")
     ] = "http://127.0.0.1:9090",
     ttft_p99_s: Annotated[
-        float,
-        options.duration("--ttft-p99-s", "Alert if the 99th percentile of the time to first token exceeds this."),
+        float, options.duration("--ttft-p99-s", "Alert if the 99th percentile of the time to first token exceeds this.")
     ] = 2.0,
     workspace: options.Workspace = options.WORKSPACE,
 ) -> None:

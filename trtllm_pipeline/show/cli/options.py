@@ -84,11 +84,7 @@ def _matrix(default: str) -> Any:
 Workspace = Annotated[
     str,
     option(
-        "-w --workspace",
-        "DIR",
-        "Workspace directory with all results.",
-        envvar="PIPELINE_WORKSPACE",
-        callback=_named,
+        "-w --workspace", "DIR", "Workspace directory with all results.", envvar="PIPELINE_WORKSPACE", callback=_named
     ),
 ]
 Matrix = Annotated[str, _matrix("listed by pipeline matrix list")]
@@ -106,9 +102,7 @@ Cells = Annotated[
 Sets = Annotated[
     list[str] | None,
     option(
-        "--set",
-        "KEY=VALUE",
-        "Change a setting, an axis or a recipe, e.g. settings.perf.max_tokens=64. Repeatable.",
+        "--set", "KEY=VALUE", "Change a setting, an axis or a recipe, e.g. settings.perf.max_tokens=64. Repeatable."
     ),
 ]
 Toolchain = Annotated[
@@ -131,12 +125,7 @@ Assume = Annotated[
 ]
 Run = Annotated[
     str | None,
-    option(
-        "--run",
-        "RUN",
-        "Only this run: latest, latest~1, a name, an id or an id prefix.",
-        complete=completion.runs,
-    ),
+    option("--run", "RUN", "Only this run: latest, latest~1, a name, an id or an id prefix.", complete=completion.runs),
 ]
 MeasuredRun = Annotated[
     str,
@@ -235,17 +224,11 @@ RequireSigned = Annotated[
 ]
 TrustedKeys = Annotated[
     Path | None,
-    option(
-        "--trusted-keys",
-        "DIR",
-        "Directory of trusted public keys (*.pem, *.pub).",
-        envvar="PIPELINE_TRUSTED_KEYS",
-    ),
+    option("--trusted-keys", "DIR", "Directory of trusted public keys (*.pem, *.pub).", envvar="PIPELINE_TRUSTED_KEYS"),
 ]
 """With RequireSigned, the arguments of `provenance.policy`."""
 AllowOtherGpu = Annotated[
-    bool,
-    switch("--allow-other-gpu", "Also pull engines built on another GPU of the same compute capability."),
+    bool, switch("--allow-other-gpu", "Also pull engines built on another GPU of the same compute capability.")
 ]
 
 
@@ -318,7 +301,6 @@ TableOrCsv = Annotated[Literal["table", "json", "csv"], _FORMAT]
 
 
 def _formats(names: Iterable[str]) -> Any:
-    """--format with some of the report formats."""
     text = ", ".join(f"{name} ({FORMATS[name].help})" for name in names)
     return Annotated[Literal[tuple(names)], option("--format", None, f"Output format: {text}.")]
 
@@ -333,33 +315,25 @@ else:
 
 SERVER_PANEL: Final = "The server"
 _of_server: Final = partial(option, rich_help_panel=SERVER_PANEL)
-
 Protocol = Annotated[
     Literal["grpc", "http", "openai"],
     _of_server("-i --protocol", "NAME", "Protocol: grpc or http (Triton), or openai for any OpenAI-compatible server."),
 ]
 EndpointType = Annotated[
-    Literal["chat", "completions"],
-    _of_server("--endpoint-type", "NAME", "OpenAI endpoint: chat or completions."),
+    Literal["chat", "completions"], _of_server("--endpoint-type", "NAME", "OpenAI endpoint: chat or completions.")
 ]
 RequestTimeout = Annotated[
     float, duration("--request-timeout-s", "Timeout of one request, e.g. 90s or 5m.", rich_help_panel=SERVER_PANEL)
 ]
 
 
-def without(function: Callable[..., Any], name: str) -> inspect.Signature:
-    """The signature of a command without one of its parameters."""
-    signature = inspect.signature(function, eval_str=True)
-    return signature.replace(parameters=[each for each in signature.parameters.values() if each.name != name])
-
-
 def request(
     matrix: str,
-    cells: Sequence[str] | None,
-    sets: Sequence[str] | None,
-    until: str | None,
-    toolchain: str | None,
-    assume: str | None,
+    cells: Sequence[str] | None = None,
+    sets: Sequence[str] | None = None,
+    until: str | None = None,
+    toolchain: str | None = None,
+    assume: str | None = None,
 ) -> Request:
     """The request that the options specify. Raises UsageError if the matrix is neither a file nor a shipped name."""
     from trtllm_pipeline.orchestrate import Request, matrices
@@ -371,11 +345,11 @@ def request_or_latest(
     ctx: typer.Context,
     store: Store | None,
     matrix: str | None,
-    cells: Sequence[str] | None,
-    sets: Sequence[str] | None,
-    until: str | None,
-    toolchain: str | None,
-    assume: str | None,
+    cells: Sequence[str] | None = None,
+    sets: Sequence[str] | None = None,
+    until: str | None = None,
+    toolchain: str | None = None,
+    assume: str | None = None,
 ) -> Request:
     """The request that the options specify. Without a matrix, they change the request of the workspace's latest run."""
     if matrix is not None:
@@ -399,26 +373,6 @@ def typed(ctx: typer.Context, name: str, value: str | None) -> str | None:
     return None if source is not None and source.name == "ENVIRONMENT" else value
 
 
-def request_of_cell(
-    ctx: typer.Context,
-    store: Store,
-    matrix: str | None,
-    cell: str,
-    sets: Sequence[str] | None,
-    toolchain: str | None,
-) -> Request:
-    """The request for one cell to serve, from a matrix or from the workspace's latest run. Raises UsageError."""
-    return request_or_latest(ctx, store, matrix, [cell], sets, None, toolchain, None)
-
-
-def pair(option: str, text: str, sign: str) -> tuple[str, str]:
-    """Split NAME=VALUE. Raises UsageError."""
-    name, separator, value = text.partition(sign)
-    if not separator or not name or not value:
-        raise UsageError(f"{option} {text}: expected NAME{sign}VALUE")
-    return name, value
-
-
 def typed_again(workspace: str) -> str:
     """The workspace option for a suggested command, empty for the default workspace."""
     return "" if workspace == WORKSPACE else f" -w {shlex.quote(workspace)}"
@@ -437,8 +391,7 @@ def known_store(workspace: str) -> Store:
     store = store_at(workspace)
     if store is None:
         raise UsageError(
-            f"{workspace}: no such workspace",
-            hint="create one with pipeline run FILE, or give --workspace DIR",
+            f"{workspace}: no such workspace", hint="create one with pipeline run FILE, or give --workspace DIR"
         )
     return store
 
@@ -484,17 +437,14 @@ def positive(option: str, value: float) -> float:
     return value
 
 
-def pairs(option: str, texts: Sequence[str] | None, sign: str) -> dict[str, Any]:
-    """Names and values of a repeatable option. Values are decoded as JSON if possible. Raises UsageError."""
-    from trtllm_pipeline.base import user_files
-
+def pairs(option: str, texts: Sequence[str] | None) -> dict[str, str]:
+    """Names and values of a repeatable option. Raises UsageError."""
     values = {}
     for text in texts or ():
-        name, value = pair(option, text, sign)
-        try:
-            values[name] = user_files.decode(value)
-        except ValueError:
-            values[name] = value
+        name, _, value = text.partition("=")
+        if not name or not value:
+            raise UsageError(f"{option} {text}: expected NAME=VALUE")
+        values[name] = value
     return values
 
 

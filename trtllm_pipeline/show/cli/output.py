@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import json
+import os
 import sys
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
@@ -17,19 +22,19 @@ from trtllm_pipeline.base import (
     StateError,
     UsageError,
     disk,
+    reading,
     terminal,
     writing,
 )
-from trtllm_pipeline.show.cli.following import follow
 
 if TYPE_CHECKING:
     from trtllm_pipeline.base import text_blocks
 
 T = TypeVar("T")
+_POLL_S: Final = 0.2
 
 
 def emit(text: str) -> None:
-    """Print data to stdout."""
     print(text)  # noqa: T201
 
 
@@ -39,14 +44,11 @@ def emit_rendered(text: str) -> None:
 
 
 def emit_json(value: Any) -> None:
-    """Print data as JSON to stdout."""
     emit(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def emit_as(format: str, data: T, **writers: Callable[[T], Any]) -> None:
-    """Print `data` in the format of --format, by its writer, which returns text or a rich renderable. JSON without a
-    writer is `data`.
-    """
+    """Print `data` in the format of --format, by its writer, which returns text or rich content. JSON needs none."""
     shown = writers[format](data) if format in writers else data
     if format == "json":
         emit_json(shown)
@@ -79,8 +81,38 @@ def emit_blocks(format: str, shown: Shown) -> None:
 
 
 def note(text: str) -> None:
-    """Print a line to stderr."""
     print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def follow(path: Path, goes_on: Callable[[], bool]) -> Iterator[str]:
+    """The text of a file, and further text while `goes_on()` is true.
+
+    Meanwhile the file may be moved or recreated. It need not exist at first.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    file: FileIO | None = None
+    try:
+        while True:
+            # Checked before reading, so that everything written before the end is read.
+            going = goes_on()
+            data = b"" if file is None else file.read()
+            with suppress(FileNotFoundError):
+                status = path.stat()
+                if file is None or status.st_ino != os.fstat(file.fileno()).st_ino:
+                    before, file = file, FileIO(reading.open_fd(path))
+                    if before is not None:
+                        before.close()
+                elif status.st_size < file.tell():
+                    file.seek(0)
+                data += file.read()
+            if text := decoder.decode(data):
+                yield text
+            if not going:
+                return
+            time.sleep(_POLL_S)
+    finally:
+        if file is not None:
+            file.close()
 
 
 def print_log(path: Path, lines: int | None, goes_on: Callable[[], bool]) -> None:

@@ -30,8 +30,7 @@ def provenance(
     ] = None,
     workspace: options.Workspace = options.WORKSPACE,
     sign: Annotated[
-        Path | None,
-        options.option("--sign", "KEY", "Sign with this private key (PEM file, Ed25519 or ECDSA P-256)."),
+        Path | None, options.option("--sign", "KEY", "Sign with this private key (PEM file, Ed25519 or ECDSA P-256).")
     ] = None,
     attach: Annotated[
         Path | None, options.option("--attach", "FILE", "Attach this envelope, signed elsewhere, to the artifact.")

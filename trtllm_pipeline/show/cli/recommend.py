@@ -7,7 +7,7 @@ from dataclasses import replace
 import typer
 
 from trtllm_pipeline.show.cli import options
-from trtllm_pipeline.show.cli.output import emit_as, note
+from trtllm_pipeline.show.cli.output import emit_blocks, note
 
 
 def recommend(
@@ -36,16 +36,14 @@ def recommend(
     """
     from trtllm_pipeline.show.report import recommendation as library
     from trtllm_pipeline.show.report.measured import load_measured
-    from trtllm_pipeline.show.report.prices import parse_prices, with_price
+    from trtllm_pipeline.show.report.prices import with_price
 
-    slos = library.parse_slo(slo) if slo else ()
-    prices = None if gpu_hour is None else parse_prices(gpu_hour)
-    least = None if min_accuracy is None else library.parse_least(min_accuracy)
+    goals = library.Goals.parse(objective, slo, min_accuracy, gpu_hour)
     allowed = options.allowed(allow)
     measured = load_measured(run, options.store_at(workspace), allow=allowed)
     for each in measured.left_out:
         note(f"note: {each}; left out")
-    measured = replace(measured, cells=tuple(with_price(cell, prices) for cell in measured.cells))
-    recommendation = library.advise(measured, cells or (), slos, least, objective, allowed)
-    emit_as(format, recommendation, json=library.Recommendation.to_json, text=library.to_table)
+    measured = replace(measured, cells=tuple(with_price(cell, goals.prices) for cell in measured.cells))
+    recommendation = library.advise(measured, cells or (), goals, allowed)
+    emit_blocks(format, recommendation)
     raise typer.Exit(recommendation.exit_code)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trtllm_pipeline.base import Json, Scope, UsageError, count, size
+from trtllm_pipeline.base import Json, Scope, UsageError, count, probe, size
 from trtllm_pipeline.orchestrate import Request, Store
 from trtllm_pipeline.show.cli import completion, options
 from trtllm_pipeline.show.cli.output import emit_as, note
@@ -55,7 +55,7 @@ class ArtifactSelection:
         if self.matrix is not None:
             if self.run is not None:
                 raise UsageError("--run and --matrix cannot be combined", hint="give only one")
-            return options.request(self.matrix, self.cells, self.sets, self.until, self.toolchain, None)
+            return options.request(self.matrix, self.cells, self.sets, self.until, self.toolchain)
         if self.cells or self.sets or self.until:
             raise UsageError("--cells, --set and --until require --matrix", hint="add --matrix FILE, or name the CELL")
         return None
@@ -123,7 +123,6 @@ def pull(
       pipeline store pull s3://engines/nightly build --require-signed --trusted-keys trusted/
       pipeline store pull https://engines.example/nightly build-4a46c422fbf3
     """
-    from trtllm_pipeline.base import probe
     from trtllm_pipeline.orchestrate import provenance, remote_store
 
     policy = provenance.policy(trusted_keys, required=require_signed)

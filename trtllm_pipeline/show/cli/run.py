@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shlex
 import sys
 from pathlib import Path
@@ -42,8 +43,7 @@ def run(
     ] = None,
     refresh: Annotated[bool, options.switch("--refresh", "Resolve branches to revisions again.")] = False,
     name: Annotated[
-        str | None,
-        options.option("--name", "NAME", "Name of the run for later commands, e.g. nightly-1234."),
+        str | None, options.option("--name", "NAME", "Name of the run for later commands, e.g. nightly-1234.")
     ] = None,
     progress: options.Progress = "auto",
     format: options.RunFormat = "table",
@@ -103,7 +103,7 @@ def run(
     write(report, format)
     if result.untried:
         note(f"--fail-fast: {count(result.untried, 'cell')} not retried despite settings.retry")
-    continued = _resume(workspace) + (f" --rerun {','.join(again)}" if again else "")
+    continued = f"pipeline resume{options.typed_again(workspace)}" + (f" --rerun {','.join(again)}" if again else "")
     if result.outcome.interrupted:
         note(f"interrupted; to continue: {continued}")
     elif result.outcome.exit_code:
@@ -125,7 +125,10 @@ def resume(**values: Any) -> int:
     return code
 
 
-vars(resume)["__signature__"] = options.without(run, "resume")
+_signature = inspect.signature(run)
+vars(resume)["__signature__"] = _signature.replace(
+    parameters=[each for name, each in _signature.parameters.items() if name != "resume"]
+)
 
 
 @options.grouped
@@ -204,7 +207,3 @@ def _show_plan(request: Request, store: Store | None, workspace: Path, format: s
         emit(wrapped(plan_text(fits, outlook, verbose=verbose), terminal_width()))
     check_feasible(fits, store)
     return 0
-
-
-def _resume(workspace: str) -> str:
-    return f"pipeline resume{options.typed_again(workspace)}"

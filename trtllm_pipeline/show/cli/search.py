@@ -22,8 +22,7 @@ def search(
     min_accuracy: options.MinAccuracy = None,
     objective: options.Objective = "throughput",
     budget: Annotated[
-        int,
-        options.option("--budget", "CELLS", "Maximum number of measured cells, including cells measured before."),
+        int, options.option("--budget", "CELLS", "Maximum number of measured cells, including cells measured before.")
     ] = 20,
     gpu_hour: options.GpuHour = None,
     cells: options.Cells = None,
@@ -52,19 +51,12 @@ def search(
     """
     from trtllm_pipeline.show.progress import observer
     from trtllm_pipeline.show.report import recommendation
-    from trtllm_pipeline.show.report.prices import parse_prices
     from trtllm_pipeline.show.search import driver
-    from trtllm_pipeline.show.search.next_cell import Goals
 
     if budget < 1:
         raise UsageError(f"--budget: expected a positive number of cells, got {budget}")
-    goals = Goals(
-        objective,
-        recommendation.parse_slo(slo) if slo else (),
-        None if min_accuracy is None else recommendation.parse_least(min_accuracy),
-        None if gpu_hour is None else parse_prices(gpu_hour),
-    )
-    request = pulling.of(options.request(matrix, cells, sets, None, toolchain, None))
+    goals = recommendation.Goals.parse(objective, slo, min_accuracy, gpu_hour)
+    request = pulling.of(options.request(matrix, cells, sets, toolchain=toolchain))
     request = request.changed(Request(Path(), executor=executor, ray_address=ray_address))
     if dry_run:
         store = options.store_at(workspace)  # a dry run never creates one

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from trtllm_pipeline.base import UsageError, allow_open_files, terminal, text_tables
+from trtllm_pipeline.base import UsageError, allow_open_files, probe, terminal, text_tables
 from trtllm_pipeline.orchestrate import GatewayParams
 from trtllm_pipeline.serve import control, gateway_config, servers, shown
 from trtllm_pipeline.show.cli import completion, options, stage_options
@@ -74,8 +74,7 @@ def _start(
     port: options.GatewayPort = None,
     api_keys: options.ApiKeys = None,
     restart_: Annotated[
-        bool,
-        options.switch("--restart", "Restart it when it dies or hangs, after 1, 2, 4 and up to 60 seconds."),
+        bool, options.switch("--restart", "Restart it when it dies or hangs, after 1, 2, 4 and up to 60 seconds.")
     ] = False,
     wait: Annotated[bool, options.switch("--wait", "Wait until it is ready; Ctrl-C then stops it.")] = True,
     workspace: options.Workspace = options.WORKSPACE,
@@ -92,8 +91,7 @@ def _start(
         ),
     ] = None,
     model_name: Annotated[
-        str | None,
-        options.option("--model-name", "NAME", "Model name for clients (default: its recipe's name)."),
+        str | None, options.option("--model-name", "NAME", "Model name for clients (default: its recipe's name).")
     ] = None,
     model_folder: Annotated[
         str | None,
@@ -131,8 +129,12 @@ def _start(
         raise UsageError("--unresponsive-timeout-s requires --restart", hint="add --restart")
     if unresponsive_timeout_s is not None and not 1 <= unresponsive_timeout_s <= 1e9:
         raise UsageError(f"--unresponsive-timeout-s: expected 1s or more, got {unresponsive_timeout_s:g} s")
-    _check_openai(openai, {"port": port, "model_name": model_name, "dialect": dialect, "api_keys": api_keys, **given})
-    _check_folders(model_folder, api_keys)
+    of_openai = {"port": port, "model_name": model_name, "dialect": dialect, "api_keys": api_keys, **given}
+    if not openai and (only := [each for each, value in of_openai.items() if value is not None]):
+        raise UsageError(f"{stage_options.flag(only[0])} requires the OpenAI endpoint", hint="add --openai")
+    options.folder("--model-folder", None if model_folder is None else Path(model_folder))
+    if api_keys is not None and not os.path.isfile(api_keys):
+        raise UsageError(f"--api-keys {api_keys}: there is no such file")
     control.check_name(name) if name is not None else None
     dialect_for(dialect, None) if dialect is not None else None  # raises for an unknown dialect
     policy = provenance.policy(trusted_keys, required=require_signed)
@@ -186,7 +188,6 @@ def target_of(
     model_folder: str | None = None,
 ) -> ServeTarget:
     """The input of the server. Raises UsageError, PlanError."""
-    from trtllm_pipeline.base import probe
     from trtllm_pipeline.serve import serve_target as target
 
     tokenizer = None if model_folder is None else Path(model_folder).absolute()
@@ -196,18 +197,8 @@ def target_of(
             raise UsageError(f"{only[0]} is for a cell, but {what} is a directory, which determines its own toolchain")
         return target.of_folder(Path(what), tokenizer, probe.this_machine())
     store = options.known_store(workspace)
-    return target.of_request(options.request_of_cell(ctx, store, matrix, what, sets, toolchain), store, tokenizer)
-
-
-def _check_openai(openai: bool, typed: dict[str, Any]) -> None:
-    if not openai and (only := [each for each, value in typed.items() if value is not None]):
-        raise UsageError(f"{stage_options.flag(only[0])} requires the OpenAI endpoint", hint="add --openai")
-
-
-def _check_folders(model_folder: str | None, api_keys: str | None) -> None:
-    options.folder("--model-folder", None if model_folder is None else Path(model_folder))
-    if api_keys is not None and not os.path.isfile(api_keys):
-        raise UsageError(f"--api-keys {api_keys}: there is no such file")
+    request = options.request_or_latest(ctx, store, matrix, [what], sets, toolchain=toolchain)
+    return target.of_request(request, store, tokenizer)
 
 
 def _warn(target: ServeTarget, host: str, *, openai: bool, keys: bool) -> None:
@@ -255,10 +246,7 @@ start = stage_options.with_class(
 )
 
 
-def ps(
-    workspace: options.Workspace = options.WORKSPACE,
-    form: options.TextOrJson = "text",
-) -> None:
+def ps(workspace: options.Workspace = options.WORKSPACE, form: options.TextOrJson = "text") -> None:
     """List the managed servers of the workspace: state, ports, GPUs.
 
     examples:
@@ -446,10 +434,5 @@ def install(
     if output is None:
         path.parent.mkdir(parents=True, exist_ok=True)
     write_output(str(path), text)
-    return note(
-        "next:\n"
-        + "\n".join(
-            f"  {line}"
-            for line in systemd.next_steps(path, name, system=system, running=server.state.alive).splitlines()
-        )
-    )
+    steps = systemd.next_steps(path, name, system=system, running=server.state.alive)
+    return note("\n".join(["next:", *(f"  {step}" for step in steps)]))

@@ -15,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtllm_pipeline.base import MatrixError, Scope, UsageError, allow_open_files
+from trtllm_pipeline.base import MatrixError, Scope, UsageError, allow_open_files, probe, user_files
+from trtllm_pipeline.base import gpus as devices
 from trtllm_pipeline.orchestrate import by_hand, provenance
 from trtllm_pipeline.show.cli import options, stage_options
 from trtllm_pipeline.show.cli.output import emit_as, note
@@ -73,7 +74,6 @@ def _run(name: str, typed: dict[str, Any]) -> int:
 
 
 def _refuse(name: str, wrong: list[str], or_else: str = "") -> None:
-    """Raise UsageError if anything is wrong."""
     if wrong:
         hint = f"list all options with pipeline stage {name} --help{or_else}"
         raise UsageError(f"pipeline stage {name}: " + "\n  ".join(wrong), hint=hint)
@@ -86,7 +86,6 @@ def _stage(name: str, toolchain: str | None) -> Stage:
     """
     if toolchain is not None:
         return toolchains.load(toolchain).stage(name)
-    from trtllm_pipeline.base import probe
 
     known = [toolchains.load(each) for each in toolchains.names()]
     usable = [each for each in known if each.missing(probe.this_machine()) is None]
@@ -105,8 +104,7 @@ def _for_cells(stage: Stage, typed: dict[str, Any]) -> int:
     shared = {name for name, _, _ in SHARED}
     if more := [name for name in typed if name not in shared and not (service and not name.startswith("in_"))]:
         raise UsageError(
-            f"{flag_of(more[0])} cannot be combined with --matrix",
-            hint=stage_options.instead(stage, more[0]),
+            f"{flag_of(more[0])} cannot be combined with --matrix", hint=stage_options.instead(stage, more[0])
         )
     until = None if service else stage.name
     request = options.request(
@@ -175,7 +173,6 @@ def _serve_cell(stage: Stage, typed: dict[str, Any], values: Mapping[str, Any], 
 
 
 def _download(stage: Stage, model: str | None, *, offline: bool) -> dict[str, Any]:
-    """Parse a model source for a stage and resolve its revision."""
     from trtllm_pipeline.models import MODEL
     from trtllm_pipeline.models import sources as model_sources
     from trtllm_pipeline.orchestrate import recipe_files
@@ -230,8 +227,6 @@ def _by_hand(stage: Stage, typed: Mapping[str, Any], params: Any) -> int:
 
 def _print_command(stage: Stage, typed: Mapping[str, Any], params: Any) -> int:
     """Print the command that starts a server in a shell, at the requested ports, else at the usual or at free ones."""
-    from trtllm_pipeline.base import gpus as devices
-    from trtllm_pipeline.base import probe
     from trtllm_pipeline.tensorrt import USUAL_PORTS, launch, named, triton_server
 
     assert stage.starter is not None
@@ -257,8 +252,6 @@ def _print_command(stage: Stage, typed: Mapping[str, Any], params: Any) -> int:
 
 def _wrong_paths(stage: Stage, typed: Mapping[str, Any]) -> list[str]:
     """Problems with the inputs and files of a stage: missing or unreadable."""
-    from trtllm_pipeline.base import user_files
-
     inputs = {name: typed.get(f"in_{name}") for name in stage.inputs}
     wrong = [
         f"{flag(name)} is required" for name, path in inputs.items() if path is None and name not in stage.optional
@@ -283,7 +276,6 @@ def _wrong_paths(stage: Stage, typed: Mapping[str, Any]) -> list[str]:
 
 
 def _context(stage: Stage, typed: Mapping[str, Any], params: Any, scratch: Path) -> StageContext[Any]:
-    """The context for the stage's program."""
     output = typed.get("output_dir")
     return StageContext(
         params=params,
@@ -295,18 +287,13 @@ def _context(stage: Stage, typed: Mapping[str, Any], params: Any, scratch: Path)
 
 
 def _files(stage: Stage, typed: Mapping[str, Any]) -> dict[str, str]:
-    files = {name: _file(stage, name, typed.get(f"file_{name}")) for name in stage.file_names}
-    return {name: path for name, path in files.items() if path is not None}
-
-
-def _file(stage: Stage, name: str, given: str | None) -> str | None:
-    """Path of a file: as typed, a `builtin:NAME`, or the default of a matrix."""
+    """Paths of the files: as typed, a `builtin:NAME`, or the default of a matrix."""
     from trtllm_pipeline.models import dataset_file
     from trtllm_pipeline.orchestrate import Settings
 
     defaults = getattr(Settings(), stage.section or stage.name, None)
-    given = given or getattr(defaults, name, None)
-    return None if given is None else str(dataset_file.data_file(given, Path()))
+    given = {name: typed.get(f"file_{name}") or getattr(defaults, name, None) for name in stage.file_names}
+    return {name: str(dataset_file.data_file(each, Path())) for name, each in given.items() if each is not None}
 
 
 def _endpoints(service: Mapping[str, str]) -> str:
@@ -315,7 +302,6 @@ def _endpoints(service: Mapping[str, str]) -> str:
 
 
 def _example(service: Mapping[str, str]) -> str:
-    """A command line that queries the service."""
     if service["kind"] == "openai":
         body = {"model": service["model"], "prompt": "The capital of France is", "max_tokens": 8}
         return (

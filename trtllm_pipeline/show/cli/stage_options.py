@@ -39,7 +39,6 @@ SHARED: tuple[tuple[str, Any, Any], ...] = (
 
 
 def of_name(name: str) -> list[Stage]:
-    """All toolchains' stages with this name."""
     return [stage for each in toolchains.every_name() for stage in toolchains.load(each).stages if stage.name == name]
 
 
@@ -86,12 +85,10 @@ def _text(name: str, option: str, metavar: str, text: str, panel: str = _BY_HAND
 
 
 def capital(text: str) -> str:
-    """`text` with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
 def flag(name: str) -> str:
-    """The command-line flag of an input, file or parameter."""
     return "--" + name.replace("_", "-")
 
 
@@ -175,11 +172,6 @@ def _default(field: params.ParamField) -> str:
     return f" (default: {value:g})" if isinstance(value, float) else f" (default: {value})"
 
 
-def of_class(cls: Any) -> list[inspect.Parameter]:
-    """The options of a parameter class that does not belong to a stage."""
-    return [_option("_".join(path), [field]) for path, field in _flat(cls)]
-
-
 def with_class(
     function: Callable[..., Any],
     cls: Any,
@@ -193,20 +185,15 @@ def with_class(
     `panels` groups options in the help, by title. Those of the class that are in none are in `panel`. All others come
     first.
     """
-
-    def command(**values: Any) -> Any:
-        return function(**values)
-
     signature = inspect.signature(function, eval_str=True)
     own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-    more = [each for each in of_class(cls) if each.name not in but]
+    more = [_option(name, [field]) for path, field in _flat(cls) if (name := "_".join(path)) not in but]
     titles = {each.name: panel for each in more} | {name: title for title, names in panels.items() for name in names}
     places = ["", *panels, panel]
     parameters = [_in_panel(each.replace(kind=each.KEYWORD_ONLY), titles.get(each.name, "")) for each in (*own, *more)]
     parameters.sort(key=lambda each: places.index(titles.get(each.name, "")))
-    vars(command)["__signature__"] = signature.replace(parameters=parameters)
-    command.__doc__ = function.__doc__
-    return command
+    vars(function)["__signature__"] = signature.replace(parameters=parameters)
+    return function
 
 
 def _in_panel(parameter: inspect.Parameter, title: str) -> inspect.Parameter:
@@ -220,9 +207,7 @@ def _in_panel(parameter: inspect.Parameter, title: str) -> inspect.Parameter:
 
 
 def read_class(cls: Callable[..., T], typed: Mapping[str, Any], *defaults: Mapping[str, Any]) -> T:
-    """An object of a parameter class: the typed values, else `defaults`, else its own. Raises UsageError with all
-    faults.
-    """
+    """An object of a parameter class: typed values, `defaults`, else its own. Raises UsageError with all faults."""
     found, wrong = _values(cls, typed)
     wrong += [] if wrong else faults(cls, found)
     if wrong:
@@ -263,14 +248,12 @@ def faults(cls: Any, given: Mapping[str, Any]) -> list[str]:
 
 
 def _names(stage: Stage) -> Iterator[str]:
-    """The option names of a stage's inputs, files and parameters."""
     yield from (f"in_{each}" for each in stage.inputs)
     yield from (f"file_{each}" for each in stage.file_names)
     yield from ("_".join(path) for path, _ in _flat(stage.params))
 
 
 def flag_of(typed: str) -> str:
-    """The flag of an option, by the name of its parameter."""
     return flag(typed.removeprefix("in_").removeprefix("file_"))
 
 

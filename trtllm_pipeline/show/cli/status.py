@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from trtllm_pipeline.base import UsageError, terminal
 from trtllm_pipeline.show.cli import options
 from trtllm_pipeline.show.cli.output import emit, emit_json, emit_rendered
-
-if TYPE_CHECKING:
-    from trtllm_pipeline.show.progress.cell_status import Took
 
 
 def status(
@@ -41,11 +37,12 @@ def status(
       pipeline status --run latest~1
       pipeline status --runs
     """
-    from trtllm_pipeline.orchestrate import plan_file, plan_of
+    from trtllm_pipeline.orchestrate import forecast, plan_file, plan_of, report_file
     from trtllm_pipeline.orchestrate import runs as run_folders
     from trtllm_pipeline.show.progress.cell_status import MatrixStatus, status_of, to_json, to_text
     from trtllm_pipeline.show.progress.left import goes_on, read
     from trtllm_pipeline.show.progress.watching import watch as keep_showing
+    from trtllm_pipeline.show.report import run_list
 
     if runs:
         given = {"--run": run, "MATRIX": matrix, "--cells": cells, "--set": sets, "--watch": watch or None}
@@ -54,11 +51,12 @@ def status(
                 f"--runs lists all runs of the workspace and cannot be combined with {only}",
                 hint="pipeline status --runs",
             )
-        return _list_runs(workspace, format)
+        listed = run_list.runs_json(options.known_store(workspace))
+        return emit_json(listed) if format == "json" else emit(run_list.to_text(listed))
     if run is not None and matrix is not None:
         raise UsageError("give --run or --matrix, not both")
     store = options.known_store(workspace)
-    plan = None if matrix is None else plan_of(options.request(matrix, cells, sets, None, toolchain, None), store)
+    plan = None if matrix is None else plan_of(options.request(matrix, cells, sets, toolchain=toolchain), store)
 
     def look() -> MatrixStatus:
         if plan is not None:
@@ -66,7 +64,7 @@ def status(
         newest = run_folders.newest_cells(store, run)
         left = max(filter(None, map(read, newest.folders)), default=None)
         going = any(map(goes_on, newest.folders))
-        took = None if going else _took(newest.newest)
+        took = None if going else forecast.of_report(newest.newest / report_file.NAME)
         name = newest.newest.name
         return status_of(store, newest.outline, newest.title, name, cells or (), left=left, goes_on=going, took=took)
 
@@ -74,18 +72,3 @@ def status(
         return keep_showing(look, terminal.raw(sys.stdout), as_json=format == "json")
     state = look()
     return emit_json(to_json(state)) if format == "json" else emit_rendered(to_text(state))
-
-
-def _took(folder: Path) -> Took | None:
-    from trtllm_pipeline.orchestrate import forecast, report_file
-    from trtllm_pipeline.show.progress.cell_status import Took
-
-    check = forecast.of_report(folder / report_file.NAME)
-    return None if check is None else Took(check.line(), check.to_json())
-
-
-def _list_runs(workspace: str, format: str) -> None:
-    from trtllm_pipeline.show.report.run_list import runs_json, to_text
-
-    listed = runs_json(options.known_store(workspace))
-    emit_json(listed) if format == "json" else emit(to_text(listed))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trtllm_pipeline.base import Json, UsageError, disk
+from trtllm_pipeline.base import Json, UsageError, count, disk, size
 from trtllm_pipeline.orchestrate import Artifact, Store, manifest
 from trtllm_pipeline.show.cli import completion, options
 from trtllm_pipeline.show.cli.output import emit_as, emit_blocks, note
@@ -22,13 +22,12 @@ if TYPE_CHECKING:
 Names = Annotated[
     list[str] | None,
     options.argument(
-        "[ARTIFACT|STAGE|CELL]...",
-        "Artifact ids, fingerprint prefixes, stages or cells.",
-        complete=completion.cells,
+        "[ARTIFACT|STAGE|CELL]...", "Artifact ids, fingerprint prefixes, stages or cells.", complete=completion.cells
     ),
 ]
-
-
+DryRun = Annotated[
+    bool, options.switch("--dry-run", "Only list the artifacts to remove, and the artifacts to keep with reasons.")
+]
 _DAY_S = 86400
 
 
@@ -46,10 +45,7 @@ class Needed:
     keep_run: Annotated[
         list[str] | None,
         options.option(
-            "--keep-run",
-            "RUN",
-            "Keep artifacts used by this run (name or id). Repeatable.",
-            complete=completion.runs,
+            "--keep-run", "RUN", "Keep artifacts used by this run (name or id). Repeatable.", complete=completion.runs
         ),
     ] = None
     keep_matrix: Annotated[
@@ -70,7 +66,7 @@ class Needed:
         for matrix in self.keep_matrix or ():
             from trtllm_pipeline.orchestrate import plan_of
 
-            plan = plan_of(options.request(matrix, None, None, None, None, None), store, guess=True)
+            plan = plan_of(options.request(matrix), store, guess=True)
             matrices[matrix] = frozenset(run.fingerprint for run in plan.stage_runs.values())
         days = None if self.unused_for is None else self.unused_for / _DAY_S
         return unused.Roots(days, self.keep_latest, tuple(self.keep_run or ()), matrices)
@@ -140,9 +136,7 @@ def repair(workspace: options.Workspace = options.WORKSPACE, format: options.Tex
 @options.grouped
 def prune(
     needed: Needed,
-    dry_run: Annotated[
-        bool, options.switch("--dry-run", "Only list the artifacts to remove, and the artifacts to keep with reasons.")
-    ] = False,
+    dry_run: DryRun = False,
     workspace: options.Workspace = options.WORKSPACE,
     format: options.TextOrJson = "text",
 ) -> None:
@@ -156,7 +150,6 @@ def prune(
       pipeline store prune --unused-for 30d
       pipeline store prune --keep-latest 5 --keep-run release-1.0 --keep-matrix nightly --dry-run
     """
-    from trtllm_pipeline.base import count, size
     from trtllm_pipeline.orchestrate import unused
 
     store = options.known_store(workspace)
@@ -201,9 +194,7 @@ def _entry(each: Artifact) -> dict[str, Json]:
 def rm(
     names: Names = None,
     run: options.Run = None,
-    dry_run: Annotated[
-        bool, options.switch("--dry-run", "Only list the artifacts to remove, and the artifacts to keep with reasons.")
-    ] = False,
+    dry_run: DryRun = False,
     yes: Annotated[bool, options.switch("--yes", "Skip the confirmation prompt.")] = False,
     workspace: options.Workspace = options.WORKSPACE,
     format: options.TextOrJson = "text",
@@ -221,7 +212,6 @@ def rm(
       pipeline store rm build-4a46c422fbf3 --yes
       pipeline store rm --run nightly-12 --yes
     """
-    from trtllm_pipeline.base import count, size
     from trtllm_pipeline.orchestrate import removal
 
     if not names and run is None:
@@ -300,10 +290,7 @@ def keep(
     emit_as(format, data, text=lambda _: "\n".join(lines) or "no artifacts are protected")
 
 
-def du(
-    workspace: options.Workspace = options.WORKSPACE,
-    format: options.TextOrJson = "text",
-) -> None:
+def du(workspace: options.Workspace = options.WORKSPACE, format: options.TextOrJson = "text") -> None:
     """Show the disk usage of a workspace: artifacts by stage, model and precision, and other files.
 
     examples:
@@ -321,7 +308,7 @@ def _report(findings: Sequence[tuple[manifest.Discrepancy, str]]) -> Iterator[Js
         yield {**asdict(each), "done": done}
 
 
-def _show(counts: dict[str, Json], findings: list[Json] | None, format: str) -> None:
+def _show(counts: dict[str, Json], findings: list[Json], format: str) -> None:
     totals = {**counts, "findings": len(findings)} if findings else counts
-    data = {"schema": 1, **counts, **({} if findings is None else {"findings": findings})}
+    data = {"schema": 1, **counts, "findings": findings}
     emit_as(format, data, text=lambda _: ", ".join(f"{count} {name}" for name, count in totals.items()))

@@ -9,28 +9,34 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from textwrap import wrap
+from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.base import Json, StageRunId, StageStatus, count, in_brackets, terminal
-from trtllm_pipeline.orchestrate import LOG, Outline, OutlineCell, OutlineRun, StageState, Store, stage_status
+from trtllm_pipeline.base import (
+    Json,
+    StageRunId,
+    StageStatus,
+    count,
+    duration,
+    in_brackets,
+    shared_parts,
+    shorten,
+    terminal,
+)
+from trtllm_pipeline.orchestrate import LOG, Outline, OutlineCell, OutlineRun, StageState, Store, select, stage_status
+from trtllm_pipeline.show.phrases import groups, without
+from trtllm_pipeline.show.progress import views
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from trtllm_pipeline.orchestrate import ForecastCheck
+
 _MAX_CELLS: Final = 200
-"""Maximum number of cells in the grid."""
 _BESIDE_CELLS: Final = 6
 """Lines reserved for title, headers, legend and running stages."""
 DONE: Final = (StageStatus.UP_TO_DATE, StageStatus.SKIPPED)
 _MENTIONED: Final = (StageStatus.RUNNING, StageStatus.FAILED)
-
-
-class Took(NamedTuple):
-    """Expected and actual time of a run."""
-
-    line: str
-    forecast: dict[str, Json]
-    """The JSON of the run's report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,6 @@ class MatrixStatus:
     """Progress of the cells of a matrix."""
 
     title: str
-    """Display name of the cells' source."""
     run: str | None
     """The newest run of the cells, or None for the current matrix."""
     outline: Outline
@@ -51,8 +56,13 @@ class MatrixStatus:
     """Time left of an active run by its own estimate, in seconds, and whether it is reliable."""
     goes_on: bool = False
     """True if a run of these cells is active, including one that waits for other processes."""
-    took: Took | None = None
-    """Forecast check of the newest run, if it has ended."""
+    took: ForecastCheck | None = None
+    """Expected and actual time of the newest run, if it has ended."""
+
+    @property
+    def stage_runs(self) -> dict[StageRunId, OutlineRun]:
+        ids = dict.fromkeys(chain.from_iterable(cell.stage_runs for cell in self.cells))
+        return {run: self.outline.stage_runs[run] for run in ids}
 
 
 def status_of(
@@ -64,14 +74,10 @@ def status_of(
     *,
     left: tuple[float, bool] | None = None,
     goes_on: bool = False,
-    took: Took | None = None,
+    took: ForecastCheck | None = None,
 ) -> MatrixStatus:
     """Progress of the cells of `outline` that match `cells`. Raises UsageError if none does."""
-    shown: Sequence[OutlineCell] = outline.cells
-    if cells:
-        from trtllm_pipeline.orchestrate import select
-
-        shown = select(outline.cells, cells)
+    shown = select(outline.cells, cells) if cells else outline.cells
     states = stage_status.stage_states(outline, store, artifacts=False)
     return MatrixStatus(title, run, outline, shown, states, store.artifacts_dir, left, goes_on, took)
 
@@ -97,7 +103,7 @@ def to_json(status: MatrixStatus) -> dict[str, Json]:
         "run": status.run,
         "left_s": None if status.left is None else round(status.left[0], 3),
         "left_complete": None if status.left is None else status.left[1],
-        "forecast": None if status.took is None else status.took.forecast,
+        "forecast": None if status.took is None else status.took.to_json(),
         "cells": [
             {
                 "id": cell.id,
@@ -116,13 +122,7 @@ def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
     `height` limits the number of lines. If not all cells fit, there is one line per stage, followed by running stages and
     failures.
     """
-    from trtllm_pipeline.base import shared_parts, shorten
-    from trtllm_pipeline.show.phrases import without
-    from trtllm_pipeline.show.progress.views import grid, infeasible, legend, retries, styled, time_left
-
-    states = status.states
-    known = status.outline.stage_runs
-    runs = {run: known[run] for run in dict.fromkeys(chain.from_iterable([cell.stage_runs for cell in status.cells]))}
+    states, runs = status.states, status.stage_runs
     feasible = [cell for cell in status.cells if cell.reason is None]
     parts = shared_parts([cell.id for cell in feasible])
     listed, rest = _listed(feasible, states)
@@ -134,13 +134,11 @@ def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
     shown: Iterable[StageStatus] = (status for _, of_cell in rows for status in of_cell.values())
     if height is None or len(feasible) + _BESIDE_CELLS <= height:
         stages = [stage for stage in status.outline.stages if any(stage in of_cell for _, of_cell in rows)]
-        drawn = grid(rows, stages, width=width, ascii_only=ascii_only) if rows else []
+        drawn = views.grid(rows, stages, width=width, ascii_only=ascii_only) if rows else []
     else:
-        drawn = _counted(
-            status.outline.stages, feasible, parts, runs, states, height, width=width, ascii_only=ascii_only
-        )
+        drawn = _counted(status, feasible, parts, height, width=width, ascii_only=ascii_only)
         shown, rest = (states[run].status for run in runs), ""  # included in the lines of the stages
-    drawn += legend(shown, width=width, ascii_only=ascii_only)
+    drawn += views.legend(shown, width=width, ascii_only=ascii_only)
     titles = [status.title, *([f"all cells: {' '.join(parts)}"] if parts else ())]
     if len(together := ", ".join(titles)) <= width:
         titles = [together]
@@ -151,56 +149,46 @@ def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
             "the run is active, but no stage is running; if it waits for another process, its own terminal shows which one"
         ]
     below += [line for run, state in mentioned for line in _events(run, state)]
-    for more in (retries(status.cells), infeasible(status.cells, set(), whole=True)):
+    for more in (views.retries(status.cells), views.infeasible(status.cells, set(), whole=True)):
         below += ["", *more] if more else []
     if height is None:
-        below[:0] = [time_left(*status.left)] if status.left else _wrapped(status.took, width)
+        below[:0] = (
+            [views.time_left(*status.left)] if status.left else wrap(status.took.line() if status.took else "", width)
+        )
     else:  # one line each, running stages first
         below = sorted((line for line in below if line[:1].strip()), key=lambda line: not line.startswith("running"))
         below = [shorten(line, width - 1) for line in below]
-    lines = (*map(terminal.clean, titles), *styled(drawn, sys.stdout), *map(terminal.clean, below))
+    lines = (*map(terminal.clean, titles), *views.styled(drawn, sys.stdout), *map(terminal.clean, below))
     return "".join(f"{line}\n" for line in lines[:height])
 
 
-def _wrapped(took: Took | None, width: int) -> list[str]:
-    if took is None:
-        return []
-    from textwrap import wrap
-
-    return wrap(took.line, width)
-
-
 def _counted(
-    order: Sequence[str],
+    status: MatrixStatus,
     cells: Sequence[OutlineCell],
     shared: Sequence[str],
-    runs: Mapping[StageRunId, OutlineRun],
-    states: Mapping[StageRunId, StageState],
     height: int,
     *,
     width: int,
     ascii_only: bool,
 ) -> list[Text]:
     """One line per stage, then one per group of cells if groups fit."""
-    from trtllm_pipeline.show.phrases import groups, without
-    from trtllm_pipeline.show.progress.views import GROUPS, grid, group_line, stage_line
-
+    states, runs = status.states, status.stage_runs
     counts: dict[str, Counter[StageStatus]] = defaultdict(Counter)
     for run in runs.values():
         counts[run.stage][states[run.id].status] += 1
-    stages = [stage for stage in order if stage in counts]
+    stages = [stage for stage in status.outline.stages if stage in counts]
     name_width = max(map(len, stages), default=0)
     most = max((each.total() for each in counts.values()), default=0)
     drawn = [
-        stage_line(stage, counts[stage], name_width=name_width, most=most, width=width, ascii_only=ascii_only)
+        views.stage_line(stage, counts[stage], name_width=name_width, most=most, width=width, ascii_only=ascii_only)
         for stage in stages
     ]
     named = groups([without(cell.id, shared) for cell in cells], height - _BESIDE_CELLS - len(counts))
     if named:
         of_groups = {(group, run) for cell, group in zip(cells, named, strict=True) for run in cell.stage_runs}
         by_group = Counter((group, runs[run].stage, states[run].status) for group, run in of_groups)
-        rows = [group_line(group, number, stages, by_group) for group, number in Counter(named).items()]
-        drawn += grid(rows, stages, width=width, ascii_only=ascii_only, title=GROUPS)
+        rows = [views.group_line(group, number, stages, by_group) for group, number in Counter(named).items()]
+        drawn += views.grid(rows, stages, width=width, ascii_only=ascii_only, title=views.GROUPS)
     return drawn
 
 
@@ -217,15 +205,10 @@ def _listed(cells: Sequence[OutlineCell], states: Mapping[StageRunId, StageState
 
 
 def _events(run: OutlineRun, state: StageState) -> list[str]:
-    """Running stages or failures as text, after an empty line."""
-    from trtllm_pipeline.base import duration
-    from trtllm_pipeline.orchestrate import stage_status
-    from trtllm_pipeline.show.progress.views import progress_text
-
     who = f"{run.stage}, {run.cells[0]}" + (f" (for {len(run.cells)} cells)" if len(run.cells) > 1 else "")
     if state.status is StageStatus.RUNNING:
         seconds = stage_status.running_s(state)
-        details = filter(None, (None if seconds is None else duration(seconds), progress_text(state.progress)))
+        details = filter(None, (None if seconds is None else duration(seconds), views.progress_text(state.progress)))
         return ["", ": ".join(filter(None, (f"running: {who}", ", ".join(details))))]
     lines = ["", f"failed{in_brackets(state.failure)}: {who}", f"  {state.message}"]
     return [*lines, *(f"  {line}" for line in state.details)]

@@ -30,5 +30,4 @@ class StageRuns:
 
 
 def left(seconds: float, complete: bool) -> dict[str, Json]:
-    """The fields of the time left."""
     return {"seconds": round(seconds), "complete": complete}

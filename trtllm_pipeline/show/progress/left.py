@@ -41,7 +41,6 @@ class TimeLeft:
 
 
 def goes_on(folder: Path) -> bool:
-    """True if the run in `folder` is active."""
     return claims.is_held(folder / NAME)
 
 

@@ -12,18 +12,9 @@ from typing import Final, TextIO
 
 from trtllm_pipeline.base import Cell, Json, Scope, StageError, StageRunId, StageStatus, count, duration, terminal
 from trtllm_pipeline.orchestrate import Nodes, Observer, Plan, StageRun
-from trtllm_pipeline.show.progress import json_events
+from trtllm_pipeline.show.progress import json_events, views
 from trtllm_pipeline.show.progress.left import TimeLeft
 from trtllm_pipeline.show.progress.tracker import NOTHING_TO_DO, Clock, Tracker
-from trtllm_pipeline.show.progress.views import (
-    REMIND_EVERY_S,
-    failure,
-    infeasible,
-    node_change,
-    progress_text,
-    retries,
-    who,
-)
 
 _S = StageStatus
 _ANNOUNCE_AFTER_S: Final = 3.0
@@ -34,6 +25,8 @@ class QuietObserver(Observer):
     """Reports failures only. Like every observer, it publishes the time left for `pipeline status`."""
 
     _quiet_s = _ANNOUNCE_AFTER_S
+    _tells_all = False
+    """True if it also prints pulled artifacts and new nodes."""
     _run: str | None = None
     _time_left: TimeLeft | None = None
     _tracker: Tracker
@@ -45,13 +38,11 @@ class QuietObserver(Observer):
         """Reasons that were already printed. The summary after the run does not repeat them."""
 
     def enter(self, folder: Path) -> None:
-        """Start publishing the time left."""
         self._run = folder.name
         with suppress(OSError):  # the run's other files will report a full disk
             self._time_left = TimeLeft(folder)
 
     def leave(self, forecast: Mapping[str, Json] | None) -> None:  # noqa: ARG002  reports show it
-        """Stop publishing the time left."""
         if self._time_left is not None:
             self._time_left.close()
         self._run = self._time_left = None
@@ -63,7 +54,6 @@ class QuietObserver(Observer):
         durations: Mapping[str, float],
         nodes: Nodes = tuple,
     ) -> None:
-        """Start tracking the run."""
         self._tracker = Tracker(plan, statuses, durations, self._clock, nodes, quiet_s=self._quiet_s)
         self._begun()
 
@@ -77,27 +67,23 @@ class QuietObserver(Observer):
                 self._time_left.write(*left)
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
-        """Print failures."""
         self._tracker.changed(run, status, seconds)
         if status is _S.FAILED:
             self._say(*self._failure(run, error, seconds))
 
     def pulling(self, message: str, *, wrong: bool = False) -> None:
-        """Print artifacts that cannot be pulled."""
-        if wrong:
+        if wrong or self._tells_all:
             self._say(message)
 
     def node(self, name: str, *, gone: bool) -> None:
-        """Print lost nodes."""
-        if gone:
-            self._say(node_change(name, gone=gone))
+        if gone or self._tells_all:
+            self._say(views.node_change(name, gone=gone))
 
     def retrying(self, cells: Sequence[Cell]) -> None:
-        """Print changed settings."""
-        self._say(*retries(cells))
+        self._say(*views.retries(cells))
 
     def _failure(self, run: StageRun, error: StageError | None, seconds: float | None) -> list[str]:
-        return failure(run, error, seconds, self.reported)
+        return views.failure(run, error, seconds, self.reported)
 
     def _say(self, *lines: str) -> None:
         self._stream.write(terminal.clean("".join(f"{line}\n" for line in lines)))
@@ -107,13 +93,7 @@ class QuietObserver(Observer):
 class PlainObserver(QuietObserver):
     """Prints one line per event. Long stage runs and the time left are announced every minute, with progress."""
 
-    def pulling(self, message: str, *, wrong: bool = False) -> None:  # noqa: ARG002  all messages are printed
-        """Print pulled artifacts."""
-        self._say(message)
-
-    def node(self, name: str, *, gone: bool) -> None:
-        """Print lost and new nodes."""
-        self._say(node_change(name, gone=gone))
+    _tells_all = True
 
     def _begun(self) -> None:
         """Print the amount of work."""
@@ -125,10 +105,9 @@ class PlainObserver(QuietObserver):
         work = f"{tracker.counts[_S.UP_TO_DATE]} up to date, {tracker.to_do} to do" if tracker.to_do else NOTHING_TO_DO
         cells = tracker.plan.cells
         head = f"{count(len(cells), 'cell')}, {count(len(tracker.statuses), 'stage run')}: {work}"
-        self._say(head, *infeasible(cells, self.reported))
+        self._say(head, *views.infeasible(cells, self.reported))
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
-        """Print finished stage runs."""
         self._tracker.changed(run, status, seconds)
         self._reminded.pop(run.id, None)
         if status in {_S.BLOCKED, _S.CANCELLED, _S.SKIPPED}:
@@ -153,23 +132,22 @@ class PlainObserver(QuietObserver):
         self._say_silent()
         for run, seconds in self._tracker.running():
             last = self._reminded.get(run.id)
-            if seconds < (_ANNOUNCE_AFTER_S if last is None else last + REMIND_EVERY_S):
+            if seconds < (_ANNOUNCE_AFTER_S if last is None else last + views.REMIND_EVERY_S):
                 continue
             self._reminded[run.id] = seconds
             parts = [f"{self._tracker.verb(run)} for {duration(seconds)}"]
-            parts += [text] if (text := progress_text(progress.get(run.id))) else []
+            parts += [text] if (text := views.progress_text(progress.get(run.id))) else []
             self._say_of(run, ", ".join(parts))
-        if self._tracker.is_due(REMIND_EVERY_S) and (left := self._tracker.left_text()):
+        if self._tracker.is_due(views.REMIND_EVERY_S) and (left := self._tracker.left_text()):
             self._say(f"{self._place()} {left}")
 
     def end(self) -> None:
-        """Print the outcome of the run."""
         self._say_silent()
         if self._tracker.to_do:
             self._say(f"{', '.join(self._tracker.summary())}, in {duration(self._tracker.elapsed_s)}")
 
     def _say_of(self, run: StageRun, text: str) -> None:
-        self._say(f"{self._place()} {run.id}  {who(run)}  {text}")
+        self._say(f"{self._place()} {run.id}  {views.who(run)}  {text}")
 
     def _place(self) -> str:
         return f"[{self._tracker.ended}/{self._tracker.to_do}]"
@@ -230,7 +208,7 @@ class JsonObserver(QuietObserver):
             if now - self._last_progress_s.get(run_id, float("-inf")) >= 1.0:
                 self._last_progress_s[run_id] = now
                 self._event("progress", **self._named(self._tracker.plan.stage_runs[run_id]), **values)
-        if self._tracker.is_due(REMIND_EVERY_S) and (left := self._tracker.left()) is not None:
+        if self._tracker.is_due(views.REMIND_EVERY_S) and (left := self._tracker.left()) is not None:
             self._event("left", **json_events.left(*left))
 
     def pulling(self, message: str, *, wrong: bool = False) -> None:

@@ -36,26 +36,9 @@ from trtllm_pipeline.base import (
 )
 from trtllm_pipeline.orchestrate import StageRun
 from trtllm_pipeline.show.phrases import groups, without
+from trtllm_pipeline.show.progress import views
 from trtllm_pipeline.show.progress.lines import QuietObserver
 from trtllm_pipeline.show.progress.tracker import NOTHING_TO_DO, Tracker
-from trtllm_pipeline.show.progress.views import (
-    GROUPS,
-    LOOKS,
-    bar,
-    failure,
-    flow,
-    grid,
-    group_line,
-    growing,
-    infeasible,
-    legend,
-    node_change,
-    progress_text,
-    retries,
-    share,
-    stage_line,
-    symbol,
-)
 
 _S = StageStatus
 _REDRAW_S: Final = 0.15
@@ -72,17 +55,17 @@ class LiveObserver(QuietObserver):
 
     _live: Live | None = None
     _quiet_s = 0.0
+    _tells_all = True
     _catches = _to_suspend = False
     """True if Ctrl-Z is handled, and was pressed."""
 
     def _begun(self) -> None:
-        """Draw the first frame."""
         self._console = terminal.console(self._stream, soft_wrap=False)
         self._picture = Picture(self._tracker, ascii_only=self._console.options.ascii_only)
         self._frame: list[Text] = []
         self._size = (0, 0)
         self._drawn_s = float("-inf")
-        self._above(infeasible(self._tracker.plan.cells, self.reported))
+        self._above(views.infeasible(self._tracker.plan.cells, self.reported))
         if not self._tracker.to_do:
             return self._above([NOTHING_TO_DO])
         self._start()
@@ -114,29 +97,24 @@ class LiveObserver(QuietObserver):
                 live.stop()
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
-        """Update the next frame, and print failures."""
         self._tracker.changed(run, status, seconds)
         if status is _S.FAILED:
-            first, *rest = failure(run, error, seconds, self.reported)
-            self._above([f"{symbol(status, ascii_only=self._picture.ascii_only)} {first}", *rest], LOOKS[status].style)
-
-    def pulling(self, message: str, *, wrong: bool = False) -> None:  # noqa: ARG002  all messages are printed
-        """Print the message. The first frame follows."""
-        self._say(message)
+            first, *rest = views.failure(run, error, seconds, self.reported)
+            self._above(
+                [f"{views.symbol(status, ascii_only=self._picture.ascii_only)} {first}", *rest],
+                views.LOOKS[status].style,
+            )
 
     def node(self, name: str, *, gone: bool) -> None:
-        """Print lost and new nodes."""
-        self._above([node_change(name, gone=gone)])
+        self._above([views.node_change(name, gone=gone)])
 
     def retrying(self, cells: Sequence[Cell]) -> None:
-        """Print changed settings. The next frame follows."""
-        self._above(retries(cells))
+        self._above(views.retries(cells))
 
     def waiting(self, run: StageRun, why: str) -> None:
         self._tracker.waits(run, " ".join(terminal.clean(why).split()))
 
     def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:
-        """Draw a few times per second."""
         super().tick(progress)
         if self._to_suspend and self._live is not None:
             self._suspend()
@@ -145,7 +123,6 @@ class LiveObserver(QuietObserver):
             self._draw()
 
     def end(self) -> None:
-        """Draw the last frame, which stays, and restore the terminal."""
         self._draw(final=True)
         drawn = self._live is not None
         self._stop()
@@ -209,7 +186,7 @@ class Picture:
         cells = self.tracker.plan.feasible
         most = max(1, min(_MAX_ACTIVE, height // 4))
         statuses = (status for status, number in self.tracker.counts.items() if number)
-        last = [*self._summary(width, final=final), *legend(statuses, width=width, ascii_only=self.ascii_only)]
+        last = [*self._summary(width, final=final), *views.legend(statuses, width=width, ascii_only=self.ascii_only)]
         below = last if final else [*self._active(width, most), *last]
         head = [Text("all cells: " + " ".join(self._shared), "dim")] if self._shared else []
         room = height - len(head) - len(below)
@@ -239,7 +216,7 @@ class Picture:
         for cell in cells:
             runs = (tracker.plan.stage_runs[run] for run in tracker.plan.by_cell[cell])
             lines.append((without(cell, self._shared), {run.stage.name: tracker.statuses[run.id] for run in runs}))
-        return grid(lines, self._stages, width=width, ascii_only=self.ascii_only)
+        return views.grid(lines, self._stages, width=width, ascii_only=self.ascii_only)
 
     def _grouped(self, most: int) -> dict[str, int]:
         """Up to `most` groups of cells with their sizes, or none if cells cannot be grouped."""
@@ -260,8 +237,8 @@ class Picture:
 
     def _groups(self, groups: Mapping[str, int], width: int) -> list[Text]:
         counts = self.tracker.by_group
-        lines = [group_line(group, number, self._stages, counts) for group, number in groups.items()]
-        return grid(lines, self._stages, width=width, ascii_only=self.ascii_only, title=GROUPS)
+        lines = [views.group_line(group, number, self._stages, counts) for group, number in groups.items()]
+        return views.grid(lines, self._stages, width=width, ascii_only=self.ascii_only, title=views.GROUPS)
 
     def _eventful(self) -> Iterator[CellId]:
         """Cells with running stages, then failed cells, latest first. One per stage run."""
@@ -271,7 +248,7 @@ class Picture:
         yield from dict.fromkeys((*running, *failed))
 
     def _stage(self, stage: str, width: int) -> Text:
-        return stage_line(
+        return views.stage_line(
             stage,
             {status: self.tracker.by_stage[stage, status] for status in StageStatus},
             name_width=max(map(len, self._stages)),
@@ -291,7 +268,7 @@ class Picture:
         names = [self._named(run) for run, _, _ in lines]
         longest = max(map(len, names), default=0)
         for (run, status, doing), name in zip(lines, names, strict=True):
-            text = Text(f"{symbol(status, ascii_only=self.ascii_only)} ", LOOKS[status].style)
+            text = Text(f"{views.symbol(status, ascii_only=self.ascii_only)} ", views.LOOKS[status].style)
             text.append(f"{run.stage.name:<{stage_width}}  ", "bold")
             own_line = len(text) + _LEAST_NAME + 2 + len(doing) > width
             name_width = max(_LEAST_NAME, width - len(text) - (0 if own_line else len(doing) + 2))
@@ -321,15 +298,15 @@ class Picture:
 
     def _doing(self, run: StageRun, seconds: float, width: int) -> str:
         progress = self.progress.get(run.id)
-        part = share(progress)
+        part = views.share(progress)
         if part is not None and width < _WIDE:
-            return f"{part:.0%}, {growing(seconds)}"
-        drawn = "" if part is None else bar(part, 10, ascii_only=self.ascii_only).plain + " "
-        own = progress_text(progress)
-        return f"{drawn}{own + ', ' if own else ''}{growing(seconds)}"
+            return f"{part:.0%}, {views.growing(seconds)}"
+        drawn = "" if part is None else views.bar(part, 10, ascii_only=self.ascii_only).plain + " "
+        own = views.progress_text(progress)
+        return f"{drawn}{own + ', ' if own else ''}{views.growing(seconds)}"
 
     def _summary(self, width: int, *, final: bool) -> list[Text]:
         elapsed = self.tracker.elapsed_s
-        parts = [*self.tracker.summary(), duration(elapsed) if final else growing(elapsed)]
+        parts = [*self.tracker.summary(), duration(elapsed) if final else views.growing(elapsed)]
         parts += [left] if not final and (left := self.tracker.left_text()) else []
-        return flow([Text(part, "bold") for part in parts], width, gap="  ")
+        return views.flow([Text(part, "bold") for part in parts], width, gap="  ")

@@ -38,7 +38,6 @@ class Tracker:
         self.plan = plan
         self.statuses = dict(statuses)
         self.started: dict[StageRunId, float] = {}
-        """Start time of each running stage run."""
         self._why: dict[StageRunId, tuple[StageStatus, str]] = {}
         """Reason and status of waiting stage runs."""
         self.failed: dict[StageRunId, None] = {}
@@ -118,7 +117,6 @@ class Tracker:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the run started."""
         return self._clock() - self._began
 
     def is_due(self, every_s: float) -> bool:
@@ -186,7 +184,6 @@ class Tracker:
         return max(0.0, end_s - self._clock()), complete
 
     def left_text(self) -> str:
-        """The time left in words, empty for less than a second."""
         left = self.left()
         return "" if left is None else time_left(*left)
 

@@ -160,7 +160,6 @@ def stage_line(
 
 
 def bar(part: float, width: int, *, ascii_only: bool) -> Text:
-    """A progress bar for a fraction."""
     from rich.text import Text
 
     full = int(part * width)
@@ -208,7 +207,6 @@ def styled(lines: Iterable[Text], stream: TextIO) -> list[str]:
 
 
 def who(run: StageRun) -> str:
-    """The first cell of a stage run, and the number of cells that share it."""
     return run.first_cell.id if len(run.cells) < 2 else f"{run.first_cell.id} (for {len(run.cells)} cells)"
 
 
@@ -222,20 +220,15 @@ def infeasible(every: Iterable[Cell | OutlineCell], reported: set[str], *, whole
 
 
 def retries(cells: Iterable[Cell | OutlineCell]) -> list[str]:
-    """Changes made after cells ran out of memory."""
     return [f"{cell.id}: {line}" for cell in cells for line in in_words(cell.changes)]
 
 
 def node_change(name: str, *, gone: bool) -> str:
-    """Message about a lost or new cluster node."""
     return f"lost node {name}: no stages will start on it" if gone else f"new node {name}"
 
 
 def failure(run: StageRun, error: StageError | None, seconds: float | None, reported: set[str]) -> list[str]:
-    """Lines about a failure: stage, cause, location, fix, and for an unknown cause the most relevant log lines.
-
-    Omits reasons already in `reported`, and adds new ones.
-    """
+    """Lines about a failure: cause, location, fix, log lines. Omits reasons in `reported`, and adds new ones."""
     kind = "" if error is None else in_brackets(error.failure.value)
     after = "" if seconds is None else f" after {duration(seconds)}"
     why = "" if error is None else f": {'for the same reason' if error.message in reported else error.message}"

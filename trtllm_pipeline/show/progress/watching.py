@@ -11,9 +11,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, TextIO
 
 from trtllm_pipeline.base import Json, StageStatus, count, terminal
-from trtllm_pipeline.orchestrate import OutlineRun, StageState
+from trtllm_pipeline.orchestrate import ForecastCheck, OutlineRun, StageState
 from trtllm_pipeline.show.progress import json_events
-from trtllm_pipeline.show.progress.cell_status import DONE, MatrixStatus, Took, to_text
+from trtllm_pipeline.show.progress.cell_status import DONE, MatrixStatus, to_text
 from trtllm_pipeline.show.progress.views import LOOKS, REMIND_EVERY_S, time_left
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ _SHARE: Final = 5
 """Minimum interval between looks, as a multiple of the duration of one look."""
 _QUIET_S: Final = 3.0
 """Required idle time before the end, because there are short gaps between stage runs."""
-
 Look = Callable[[], MatrixStatus]
 Change = tuple[OutlineRun, StageState]
 
@@ -121,8 +120,8 @@ class _Text:
     def left(self, seconds: float, complete: bool) -> list[str]:
         return [text] if (text := time_left(seconds, complete)) else []
 
-    def took(self, took: Took) -> str:
-        return took.line
+    def took(self, took: ForecastCheck) -> str:
+        return took.line()
 
 
 class _Json:
@@ -144,8 +143,8 @@ class _Json:
     def left(self, seconds: float, complete: bool) -> list[str]:
         return [json_events.event("left", **json_events.left(seconds, complete))]
 
-    def took(self, took: Took) -> str:
-        return json_events.event("forecast", **took.forecast)
+    def took(self, took: ForecastCheck) -> str:
+        return json_events.event("forecast", **took.to_json())
 
 
 def _counts(status: MatrixStatus) -> dict[str, Json]:

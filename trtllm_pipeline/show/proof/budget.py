@@ -12,16 +12,8 @@ LIMIT_S: Final = 600.0
 _BEFORE_SEVERAL: Final = 4
 """Precisions on one GPU before the first over several."""
 _MOST_INFORMATIVE: Final = (
-    "fp16",
-    "fp8",
-    "int4_awq",
-    "nvfp4",
-    "int8_sq",
-    "w4a8_awq",
-    "bf16",
-    "int8_wo",
-    "int4_wo",
-    "fp32",
+    *("fp16", "fp8", "int4_awq", "nvfp4", "int8_sq"),
+    *("w4a8_awq", "bf16", "int8_wo", "int4_wo", "fp32"),
 )
 """Ordered so that each has the least in common with earlier ones in stages, kernels and files."""
 
@@ -49,7 +41,6 @@ def expected_s(plan: Plan, outlook: Forecast, cells: Collection[CellId]) -> floa
 
 
 def left_out(plan: Plan, taken: Collection[CellId]) -> Sequence[Cell]:
-    """Feasible cells that do not fit in the time."""
     return [cell for cell in plan.feasible if cell.id not in taken]
 
 

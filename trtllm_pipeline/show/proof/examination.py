@@ -112,7 +112,6 @@ def had(toolchain_names: Iterable[str]) -> list[str]:
 
 
 def _announced(takes_s: float, cells: int, left_out: int, *, guessed: bool) -> str:
-    """The announcement before the first stage."""
     basis = (
         "a rough estimate, because not all stages have run in this workspace"
         if guessed
@@ -128,7 +127,6 @@ def _announced(takes_s: float, cells: int, left_out: int, *, guessed: bool) -> s
 
 
 def _check(option: str, given: Sequence[str], known: Sequence[str]) -> None:
-    """Raise UsageError for an unknown name or an empty list."""
     wrong = [name for name in given if name not in known]
     if wrong or not given:
         raise UsageError(
@@ -153,7 +151,6 @@ def _of_cell(row: CellResult, plan: Plan, outcome: Outcome, folder: Path) -> Dee
 
 
 def _of_installation(machine: Machine, usable: Sequence[str], families: Sequence[str]) -> Iterator[DeepFinding]:
-    """Findings on the installed programs of the examined toolchains."""
     if usable != [toolchains.EMBEDDED]:
         comparisons = installed.compare(machine, families, engines=toolchains.ENGINES in usable)
         yield from map(findings.of_comparison, comparisons)

@@ -13,7 +13,6 @@ from trtllm_pipeline.orchestrate import CellResult, CellStatus, ForecastCheck
 from trtllm_pipeline.show.proof.reference_answers import Agreement, tolerance_nats
 from trtllm_pipeline.tensorrt import catalog, installed
 
-SCHEMA: Final = 1
 _ONE_GPU: Final = "tp1pp1"
 
 
@@ -28,11 +27,7 @@ class FindingStatus(str, Enum):
     """It was not run, or not to the end. See the reason."""
 
 
-_STYLES: Final = {
-    FindingStatus.VERIFIED: "green",
-    FindingStatus.DIFFERS: "red",
-    FindingStatus.CANNOT: "dim",
-}
+_STYLES: Final = {FindingStatus.VERIFIED: "green", FindingStatus.DIFFERS: "red", FindingStatus.CANNOT: "dim"}
 _COMPARED: Final = {installed.TEMPLATES: ("templates", "placeholders"), installed.LLM_API: ("arguments", "names")}
 """Comparisons other than programs -> kind, and their content."""
 _NO_TIME: Final = "postponed to the next run of this command; use --precision all to run it now"
@@ -50,7 +45,6 @@ class DeepFinding:
     """The id for a cell."""
     status: FindingStatus
     detail: str
-    """The finding, or why there is none."""
     hint: str | None = None
     log: str | None = None
     """Log of the failed stage, or the differing answers, relative to the workspace."""
@@ -82,7 +76,6 @@ class DeepExamination:
     """Expected and actual time of the stage runs, or None if none ran."""
 
     def count(self, status: FindingStatus) -> int:
-        """Number of rows with this status."""
         return Counter(each.status for each in self.findings)[status]
 
     @property
@@ -101,11 +94,8 @@ class DeepExamination:
             return f"the embedded toolchain on {self.machine.cpu}"
         return f"TensorRT-LLM {installation.release} on {' and '.join(gpus) or self.machine.cpu}"
 
-    def sentences(self) -> tuple[str, ...]:
+    def sentences(self) -> Iterator[str]:
         """Claims that documentation may make for this release and hardware. The results support no others."""
-        return tuple(self._sentences())
-
-    def _sentences(self) -> Iterator[str]:
         good = [each for each in self.findings if each.status is FindingStatus.VERIFIED]
         for toolchain in dict.fromkeys(each.toolchain for each in good if each.kind == "cell"):
             of_it = [each for each in good if each.toolchain == toolchain]
@@ -130,7 +120,7 @@ class DeepExamination:
         """The JSON form, see docs/reference/formats.md."""
         installation, gpus = self.machine.tensorrt_llm, self.machine.gpus
         return {
-            "schema": SCHEMA,
+            "schema": 1,
             "tensorrt_llm": None if installation is None else installation.release,
             "gpus": [gpu.name for gpu in gpus],
             "identity": dict(probe.identity(self.machine)),
@@ -182,7 +172,6 @@ def of_cell(row: CellResult, agreement: Agreement | None, answers: str | None = 
 
 
 def of_left_out(cell: Cell) -> DeepFinding:
-    """The row of a cell that did not fit in the time."""
     return DeepFinding(
         "cell",
         str(cell.id),
@@ -220,7 +209,6 @@ def _judged(row: CellResult, agreement: Agreement | None, tolerance: float) -> t
 
 
 def of_comparison(comparison: installed.InstalledComparison) -> DeepFinding:
-    """The row of a program, of the templates or of the LLM API."""
     kind, what = _COMPARED.get(comparison.name, ("program", "options"))
     if comparison.reason is not None:
         return DeepFinding(kind, comparison.name, FindingStatus.CANNOT, comparison.reason, comparison=comparison)
@@ -237,7 +225,6 @@ def of_comparison(comparison: installed.InstalledComparison) -> DeepFinding:
 
 
 def of_toolchain(name: str, missing: str) -> DeepFinding:
-    """The row of an unusable toolchain."""
     return DeepFinding("toolchain", name, FindingStatus.CANNOT, missing)
 
 

@@ -58,10 +58,7 @@ class Agreement:
 
 
 def compare(answers: Path, model: Path) -> Agreement:
-    """The agreement of the answers in `answers`, the directory of an accuracy artifact, with the model.
-
-    Raises MatrixError for unreadable answers, with all damaged lines.
-    """
+    """Agreement of the answers in an accuracy artifact with the model. Raises MatrixError with all damaged lines."""
     tokenizer, reference = read_tokenizer(model), families.reference(model)
     spellings = random_model.spellings(tokenizer)
     losses: list[float] = []

@@ -34,12 +34,10 @@ class Column:
 
     @property
     def is_latency(self) -> bool:
-        """The column shows the median of a latency."""
         return self.head.startswith(("TTFT ms", "TPOT ms"))
 
     @property
     def formula(self) -> str | None:
-        """Formula of the column's metric."""
         return None if self.metric is None else _FORMULAS.get(self.metric)
 
 
@@ -57,23 +55,19 @@ def columns(rows: Sequence[CellResult], level: str = HIGHEST) -> tuple[Column, .
     unnamed = [row for row in rows if row.axes.get("toolchain") not in row.id.split("/")]
     mixed = len({row.axes.get("toolchain") for row in unnamed}) > 1
 
-    def measured(
-        head: str, value: Callable[[LevelResult], float | None], rank: int, metric: str | None, of_level: str
-    ) -> Column:
-        return Column(f"{head} {at}", lambda row: _number(_of(level_of(row, level), value)), rank, metric, of_level)
-
-    def of_row(
-        head: str,
-        value: Callable[[CellResult, LevelResult], str | None],
-        rank: int,
-        metric: str | None = None,
-        of_level: str | None = None,
+    def of_level(
+        head: str, value: Callable[[CellResult, LevelResult], str | None], rank: int, metric: str | None, path: str
     ) -> Column:
         def shown(row: CellResult) -> str | None:
             found = level_of(row, level)
             return None if found is None else value(row, found)
 
-        return Column(f"{head} {at}", shown, rank, metric, of_level)
+        return Column(f"{head} {at}", shown, rank, metric, path)
+
+    def measured(
+        head: str, value: Callable[[LevelResult], float | None], rank: int, metric: str | None, path: str
+    ) -> Column:
+        return of_level(head, lambda _, each: _number(value(each)), rank, metric, path)
 
     every = [
         Column("status", _status, 0),
@@ -83,10 +77,10 @@ def columns(rows: Sequence[CellResult], level: str = HIGHEST) -> tuple[Column, .
         measured("TPOT ms", lambda each: each.latency("tpot_ms", "p50"), 2, "tpot_ms", "tpot_ms.p50"),
         measured("TPOT p99", lambda each: each.latency("tpot_ms", "p99"), 4, "tpot_ms", "tpot_ms.p99"),
         measured("tok/s", lambda each: each.output_tokens_per_s, 1, "output_tokens_per_s", "out"),
-        *([of_row("tok/s/GPU", lambda row, each: _number(row.per_gpu(each)), 2, None, "per_gpu")] if several else []),
+        *([of_level("tok/s/GPU", lambda row, each: _number(row.per_gpu(each)), 2, None, "per_gpu")] if several else []),
         measured("tok/s/user", lambda each: each.value("user_tps"), 3, "user_tps", "per_user"),
-        of_row("tok/s 95%", lambda _, each: _certainty(each), 5, "intervals", "certainty"),
-        of_row("$/M tok", lambda row, each: _number(row.cost(each)), 2, "cost", "cost"),
+        of_level("tok/s 95%", lambda _, each: _certainty(each), 5, "intervals", "certainty"),
+        of_level("$/M tok", lambda row, each: _number(row.cost(each)), 2, "cost", "cost"),
         measured("req/s", lambda each: each.requests_per_s, 4, "requests_per_s", "req"),
         Column(f"goodput {last}", lambda row: _goodput(row.levels[-1]) if row.levels else None, 2, "goodput"),
         Column(
@@ -154,10 +148,6 @@ def level_of(row: CellResult, level: str) -> LevelResult | None:
 def _status(row: CellResult) -> str:
     """The status, marked if the measurement has warnings."""
     return f"{row.status.value.replace('_', ' ')}{' !' if row.warnings else ''}"
-
-
-def _of(level: LevelResult | None, value: Callable[[LevelResult], float | None]) -> float | None:
-    return None if level is None else value(level)
 
 
 def _certainty(level: LevelResult) -> str | None:

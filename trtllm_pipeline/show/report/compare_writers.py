@@ -30,7 +30,6 @@ _UNITS: Final = {"output_tps": "tokens/s", "input_tps": "tokens/s", "rps": "requ
 
 
 def to_json(judged: Judgement) -> str:
-    """All data of a comparison and its gate."""
     return json.dumps(judged.to_json(), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -46,7 +45,6 @@ def to_markdown(judged: Judgement) -> str:
 
 
 def blocks(comparison: Comparison) -> Iterator[text_blocks.Block]:
-    """The differences as tables and lists."""
     parts = shared_parts([pair.cell for pair in comparison.pairs])
     yield text_blocks.Heading(f"{comparison.new} compared with {comparison.base}")
     if parts:
@@ -110,7 +108,6 @@ def _looks(delta: Delta | None) -> tuple[str, str]:
 
 
 def _metrics(pairs: Sequence[Pair]) -> list[str]:
-    """Metrics that some side of some pair has, in order."""
     deltas = [delta for pair in pairs for delta in pair.deltas]
     known = {delta.metric for delta in deltas if delta.base is not None or delta.new is not None}
     return [metric for metric in dict.fromkeys(delta.metric for delta in deltas) if metric in known]

@@ -64,7 +64,6 @@ class ChangeVerdict(str, Enum):
     UNKNOWN = "unknown"
     """No interval: too few measurements."""
     MISSING = "missing"
-    """One of the values is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +163,6 @@ class Comparison:
 
     @property
     def methods(self) -> dict[str, str]:
-        """Descriptions of the interval methods used."""
         used = {delta.method for pair in self.pairs for delta in pair.deltas if delta.method}
         return {name: words for name, words in METHODS.items() if name in used}
 
@@ -199,7 +197,6 @@ class Comparison:
 
 
 def better_is_higher(metric: str) -> bool:
-    """The direction of improvement."""
     return (
         metric in metric_names.HIGHER_IS_BETTER
         or metric == "trtllm_bench_tps"
@@ -244,12 +241,7 @@ def compare(
 
 
 def compare_by(
-    side: Side,
-    axis: str,
-    base: str | None,
-    metrics: Sequence[str] = DEFAULT,
-    *,
-    allow: Collection[str] = frozenset(),
+    side: Side, axis: str, base: str | None, metrics: Sequence[str] = DEFAULT, *, allow: Collection[str] = frozenset()
 ) -> Comparison:
     """Compare the cells of one run along `axis` with the cells at the value `base`.
 
@@ -576,10 +568,7 @@ def accuracy_delta(metric: str, score: str, cell: Measured, other: Measured) -> 
 
 
 def _paired_questions(score: str, cell: Measured, other: Measured) -> stats.Interval | None:
-    """Interval of the difference in mean scores over common questions, or None.
-
-    If the answers no longer exist, the interval is the one that the run recorded.
-    """
+    """Interval of the difference over common questions, as recorded if the answers are gone, or None."""
     from trtllm_pipeline.measure import drift
 
     noted = cell.accuracy_drift if cell.accuracy_drift and cell.accuracy_drift.reference == other.id else None

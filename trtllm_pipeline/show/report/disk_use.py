@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from trtllm_pipeline.base import Json, disk, size, text_blocks
@@ -35,18 +35,13 @@ class DiskUse:
     by: Mapping[str, Mapping[str, UsedSpace]]
     """`stage`, `model`, `precision` -> name -> its share, the largest first."""
     others: Mapping[str, int]
-    """Directory -> bytes."""
 
     def to_json(self) -> dict[str, Json]:
         """JSON, see `docs/reference/formats.md`."""
-
-        def share_json(share: UsedSpace) -> dict[str, Json]:
-            return {"artifacts": share.artifacts, "size_bytes": share.size_bytes}
-
         by: dict[str, Json] = {
-            kind: {name: share_json(each) for name, each in shares.items()} for kind, shares in self.by.items()
+            kind: {name: asdict(each) for name, each in shares.items()} for kind, shares in self.by.items()
         }
-        return {"schema": 1, **share_json(self.total), "by": by, "beside": dict(self.others)}
+        return {"schema": 1, **asdict(self.total), "by": by, "beside": dict(self.others)}
 
     def blocks(self) -> Iterator[text_blocks.Block]:
         for kind, shares in self.by.items():

@@ -25,8 +25,6 @@ from trtllm_pipeline.show.report.measured import Side
 
 _CONDITION: Final = re.compile(r"\s*([a-z0-9_.]+)\s*:\s*([+-])\s*(\d+(?:\.\d+)?)\s*(%|pts?)\s*")
 _EXAMPLE: Final = "such as ttft_p99:+10%,output_tps:-5%,accuracy:-1pt"
-
-
 _ROUNDING: Final = 1e-9
 
 
@@ -40,7 +38,6 @@ class Condition:
     points: bool = False
 
     def __str__(self) -> str:
-        """The condition as typed."""
         return f"{self.metric}:{'+' if self.rising else '-'}{self.limit * 100:g}{'pt' if self.points else '%'}"
 
     def change(self, delta: Delta) -> float | None:
@@ -50,7 +47,6 @@ class Condition:
         return None if delta.base is None or delta.new is None else delta.new - delta.base
 
     def broken_by(self, change: float) -> bool:
-        """True if a change exceeds the limit, beyond rounding."""
         return (change if self.rising else -change) > self.limit + _ROUNDING
 
 
@@ -66,7 +62,6 @@ class Break:
 
     @property
     def within_noise(self) -> bool:
-        """True if the interval of the change contains zero."""
         return self.delta is not None and self.delta.verdict is ChangeVerdict.NOISE
 
     def to_json(self) -> dict[str, Json]:
@@ -88,9 +83,7 @@ class Judgement:
 
     @property
     def exit_code(self) -> int:
-        """1 for a broken condition, NOT_COMPARABLE for cells that cannot be compared, 1 if nothing else was compared
-        either, otherwise 0.
-        """
+        """1 for a broken condition or if nothing was compared, NOT_COMPARABLE for refused cells, otherwise 0."""
         if self.broken or not (self.comparison.pairs or self.comparison.refused):
             return 1
         return NOT_COMPARABLE if self.comparison.refused else 0
@@ -160,10 +153,7 @@ def judge(
     beyond_noise: bool = False,
     allow: Collection[str] = frozenset(),
 ) -> Judgement:
-    """Compare `new` with `base`, or cells of `new` that differ only in axis `by` with the cell at value `first`.
-
-    Raises UsageError if no cells can be compared.
-    """
+    """Compare `new` with `base`, or its cells along axis `by` with those at `first`. Raises UsageError."""
     if base is not None:
         result = compare(new, base, criteria.metrics, allow=allow)
     else:
@@ -228,7 +218,6 @@ def breaks(comparison: Comparison, conditions: Sequence[Condition]) -> tuple[Bre
 
 
 def _broken(condition: Condition, delta: Delta | None) -> str | None:
-    """The reason why a condition is broken, or None."""
     if delta is None:
         return "missing: neither side has this metric"
     if delta.base is None and delta.new is None and delta.metric.endswith("_p99"):

@@ -14,10 +14,7 @@ _LEAST_SHARE: Final = 0.5
 
 
 def interference(rows: Sequence[CellResult]) -> Iterator[str]:
-    """One line per load of the cell of `config.expand.with_control`. Empty if either measurement is missing.
-
-    Compares the cell's rates and medians alongside others with those when alone.
-    """
+    """Rates and medians of the cell of `config.expand.with_control` alongside others and alone, one line per load."""
     by_id = {f"{ALONE}{row.id}": row for row in rows}
     for alone in rows:
         beside = by_id.get(alone.id)

@@ -31,7 +31,6 @@ _SKIPPED: Final = {
 
 
 def write(report: Report) -> None:
-    """Write a run as JUnit XML."""
     report.stream.write(terminal.clean(to_junit(report.rows, report.record(), report.matrix)))
 
 

@@ -6,15 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from trtllm_pipeline.base import text_blocks, text_tables
-from trtllm_pipeline.measure import (
-    LevelResult,
-    LoadResult,
-    conditions,
-    engine_report,
-    metric_names,
-    result,
-    stats,
-)
+from trtllm_pipeline.measure import LevelResult, LoadResult, conditions, engine_report, metric_names, result, stats
 from trtllm_pipeline.show.phrases import wrapped
 
 _STATISTICS: Final = ("n", *stats.STATISTICS)
@@ -76,7 +68,6 @@ def beside_engine(bench: engine_report.BenchComparison | None) -> Iterator[str]:
 
 
 def overview(levels: Iterable[LevelResult]) -> str:
-    """One line per level."""
     return text_tables.plain_table(_overviews(levels))
 
 
@@ -87,7 +78,6 @@ def _overviews(levels: Iterable[LevelResult]) -> _Table:
 
 
 def _lines(measured: LoadResult) -> Iterator[str | _Table]:
-    """Sentences and tables."""
     details = measured.details
     assert details is not None
     yield f"{details.model} over {details.protocol}; output tokens counted by {measured.tokens_counted_by}"
@@ -163,7 +153,6 @@ def _summaries(level: LevelResult) -> list[tuple[str, _Summary]]:
 
 
 def _values(level: LevelResult) -> list[tuple[str, Any]]:
-    """Other metrics of a level, by name."""
     rows: list[tuple[str, Any]] = [
         (name, getattr(level, name)) for name in ("requests", "failures", *metric_names.RATES.values())
     ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtllm_pipeline.base import CellId, UsageError
 from trtllm_pipeline.orchestrate import CellResult, Store, is_workspace, report_file
@@ -28,7 +28,6 @@ class LoadedReport:
     run: str
     """Id of the (newest) run."""
     matrix: str
-    """Matrix file."""
     rows: tuple[CellResult, ...]
 
     @property
@@ -58,8 +57,4 @@ def load_report(path: str | Path) -> LoadedReport:
             store.close()
         return LoadedReport(results.runs.newest.name, results.matrix, results.rows)
     rows, about = report_file.read_report(place / report_file.NAME if place.is_dir() else place)
-    return LoadedReport(_text(about, "id"), _text(about, "matrix"), rows)
-
-
-def _text(about: Mapping[str, Any], name: str) -> str:
-    return str(about.get(name) or "")
+    return LoadedReport(str(about.get("id") or ""), str(about.get("matrix") or ""), rows)

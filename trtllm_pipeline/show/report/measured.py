@@ -58,7 +58,6 @@ class Measured(CellResult):
     events: tuple[Path, Path | None] | None = None
     """Event file, and the tokenizer that counts tokens if the server did not."""
     answers: Path | None = None
-    """Directory with answers.jsonl."""
 
     @staticmethod
     def of(row: CellResult, **files: Any) -> Measured:
@@ -69,7 +68,6 @@ class Measured(CellResult):
         return self.status is not CellStatus.INFEASIBLE
 
     def level(self, key: str) -> LevelResult | None:
-        """The level `key`."""
         return next((level for level in self.levels if level.key == key), None)
 
     def samples(self, key: str) -> tuple[RequestSample, ...]:
@@ -220,10 +218,7 @@ def _perf_side(path: Path, load_result: LoadResult, tokenizer: Path | None) -> S
 
 
 def together(name: str, sides: Sequence[Side], allow: Collection[str]) -> Side:
-    """Merge repeated measurements of the same cells. Metrics are medians of the repeats.
-
-    A cell or level that a repeat lacks is left out and reported. Raises ComparisonError.
-    """
+    """The medians of repeated measurements. What a repeat lacks is left out and reported. Raises ComparisonError."""
     one_each = all(len(side.cells) == 1 for side in sides)
     by_id = [{"" if one_each else cell.id: cell for cell in side.cells} for side in sides]
     names = [side.name for side in sides]

@@ -36,7 +36,6 @@ _Sample = tuple[_Labels, float | None]
 
 
 def write(report: Report) -> None:
-    """Write the gauges of a run."""
     report.stream.write(to_openmetrics(report.rows, report.run_id))
 
 

@@ -31,17 +31,13 @@ from trtllm_pipeline.tensorrt import load_words
 _ACTIONS: Final = {"run": "run", "pull": "pull", "up_to_date": "up to date", "skip": "not needed"}
 """Action in a plan's JSON -> words."""
 _LOADS: Final = 8
-"""Maximum number of different loads that are listed."""
 _FITTING: Final = ("fits", "unknown")
 """Verdicts that need no attention."""
 
 
 def plan_text(plan: Plan, outlook: Forecast, *, verbose: bool) -> str:
     """A plan: totals and cells that do not fit, then its stages. With `verbose`, also each stage run and its needs."""
-    lines = [_cells(plan, outlook), _machine(plan), *_loads(plan)]
-    if plan.feasible:
-        lines += [*_offers(outlook), *_takes(plan, outlook)]
-    lines += _notes(plan)
+    lines = _summary(plan, outlook)
     for title, cells in _misfits(plan, outlook).items():
         shown = cells if verbose else cells[:MAX_CELLS]
         lines += ["", title, *(f"  {cell}" for cell in shown)]
@@ -56,14 +52,11 @@ def plan_markdown(plan: Plan, outlook: Forecast, title: str) -> str:
     """The summary of a plan for a CI job."""
     blocks: list[text_blocks.Block] = [
         text_blocks.Heading(title),
-        *map(text_blocks.TextLine, (_cells(plan, outlook), _machine(plan), *_loads(plan))),
-    ]
-    if plan.feasible:
-        blocks += map(text_blocks.TextLine, (*_offers(outlook), *_takes(plan, outlook)))
-    blocks += map(text_blocks.TextLine, _notes(plan))
-    blocks += [
-        text_blocks.Items(title, list(map(text_blocks.TextLine, cells)))
-        for title, cells in _misfits(plan, outlook).items()
+        *map(text_blocks.TextLine, _summary(plan, outlook)),
+        *(
+            text_blocks.Items(misfit, list(map(text_blocks.TextLine, cells)))
+            for misfit, cells in _misfits(plan, outlook).items()
+        ),
     ]
     if plan.feasible:
         blocks.append(text_blocks.Grid(_heads(outlook), list(_by_stage(plan, outlook))))
@@ -81,6 +74,11 @@ def plan_markdown(plan: Plan, outlook: Forecast, title: str) -> str:
     )
 
 
+def _summary(plan: Plan, outlook: Forecast) -> list[str]:
+    work = [*_offers(outlook), *_takes(plan, outlook)] if plan.feasible else []
+    return [_cells(plan, outlook), _machine(plan), *_loads(plan), *work, *_notes(plan)]
+
+
 def _heads(outlook: Forecast) -> tuple[str, ...]:
     memory_heads = [f"{_SHORT[resource]} GiB" for resource in _memory_columns(outlook)]
     pulled = ["to pull"] if outlook.pulls else []
@@ -88,9 +86,7 @@ def _heads(outlook: Forecast) -> tuple[str, ...]:
 
 
 def _cells(plan: Plan, outlook: Forecast) -> str:
-    """The headline: numbers of cells and stage runs, and of cells that do not fit or exceed the memory by more than the
-    estimate's error.
-    """
+    """The headline: numbers of cells and stage runs, and of cells that are too large even with the estimate's error."""
     feasible = len(plan.feasible)
     beyond = (
         need
@@ -108,7 +104,6 @@ def _cells(plan: Plan, outlook: Forecast) -> str:
 
 
 def _machine(plan: Plan) -> str:
-    """The machine or the types of machines that the plan is for."""
     known = dict(plan.machine.types) or {"": plan.machine}
     named = []
     for machine in known.values():
@@ -175,9 +170,7 @@ def _cells_of(needs: Iterable[estimates.Need], sharing: Mapping[tuple[str, str],
 
 
 def _notes(plan: Plan) -> list[str]:
-    """Facts missing from cell ids: different toolchains, the format of weights used as they are, and model parts that
-    servers ignore.
-    """
+    """Facts missing from cell ids: other toolchains, formats of weights used as they are, parts that servers ignore."""
     forms: dict[str, dict[str, None]] = {}
     for cell in plan.cells:
         if cell.precision == AS_IS and (form := cell.recipe.get("quantization")):
@@ -259,7 +252,6 @@ def _memory_columns(outlook: Forecast) -> list[str]:
 
 
 def _amount(need: estimates.Need | None) -> str:
-    """A need and the available amount, in GiB."""
     if need is None:
         return ""
     value, has = need.estimate.value / 2**30, need.has
@@ -267,7 +259,6 @@ def _amount(need: estimates.Need | None) -> str:
 
 
 def _offers(outlook: Forecast) -> list[str]:
-    """The offers of a remote store, and the rejected ones."""
     offers = outlook.offers
     if offers is None:
         return []
@@ -282,7 +273,6 @@ def _offers(outlook: Forecast) -> list[str]:
 
 
 def _takes(plan: Plan, outlook: Forecast) -> list[str]:
-    """The expected time."""
     if not outlook.to_run and outlook.pulls:
         return ["no stages to run after the pull"]
     if not outlook.to_run:
@@ -334,7 +324,6 @@ def _needs_table(plan: Plan, outlook: Forecast) -> list[str]:
 
 
 def _work(plan: Plan, outlook: Forecast, *, verbose: bool) -> list[str]:
-    """The work to do, by stage."""
     rows = (_heads(outlook), *_by_stage(plan, outlook))
     amounts = [max(len(row[-place]) for row in rows) + 2 for place in range(len(_memory_columns(outlook)), 0, -1)]
     widths = (6, 12, *((9,) if outlook.pulls else ()), 8, 12, *amounts)
@@ -371,10 +360,7 @@ def _listing(plan: Plan, runs: frozenset[StageRunId], outlook: Forecast) -> list
 
 
 def explanation(plan: Plan, outlook: Forecast, stage: str | None, store: Store | None) -> dict[str, Any]:
-    """Explain why each stage of each cell, or only `stage`, has to run, with the content of its fingerprint.
-
-    Includes artifacts that other code created. Raises UsageError.
-    """
+    """Why each stage of each cell, or only `stage`, has to run, and its fingerprint's content. Raises UsageError."""
 
     def explained(run_id: StageRunId) -> dict[str, Json]:
         run = plan.stage_runs[run_id]

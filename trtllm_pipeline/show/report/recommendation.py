@@ -8,32 +8,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from trtllm_pipeline.base import CellId, Json, UsageError, count, shared_parts, text_blocks, text_tables
-from trtllm_pipeline.measure import (
-    LevelResult,
-    Objective,
-    conditions,
-    metric_names,
-    objectives,
-    result,
-    stats,
-)
-from trtllm_pipeline.orchestrate import report_file
+from trtllm_pipeline.measure import LevelResult, Objective, conditions, metric_names, objectives, result, stats
+from trtllm_pipeline.orchestrate import CellResult, report_file
 from trtllm_pipeline.show.phrases import without
-from trtllm_pipeline.show.report.comparable_loads import Workload, shortened, words, workloads
+from trtllm_pipeline.show.report.comparable_loads import Workload, shortened, together_at_levels, words, workloads
 from trtllm_pipeline.show.report.comparison import ChangeVerdict, accuracy_delta, first_of, level_delta
 from trtllm_pipeline.show.report.measured import Measured, Side, selected
-from trtllm_pipeline.show.report.pareto import pareto_front
-from trtllm_pipeline.show.report.same_work import together_at_levels
+from trtllm_pipeline.show.report.prices import Prices, parse_prices
 from trtllm_pipeline.show.report.writers import mixed
-
-if TYPE_CHECKING:
-    from rich.console import Group
 
 Goal = Literal["throughput", "latency", "size"]
 OBJECTIVES: Final = {
@@ -60,6 +48,23 @@ class LeastAccuracy:
         return self.points if self.share is None else reference * self.share
 
 
+@dataclass(frozen=True, slots=True)
+class Goals:
+    """The goal and the objectives."""
+
+    objective: Goal
+    slos: tuple[Objective, ...] = ()
+    least: LeastAccuracy | None = None
+    prices: Prices | None = None
+
+    @staticmethod
+    def parse(objective: Goal, slo: str | None, min_accuracy: str | None, gpu_hour: str | None) -> Goals:
+        """The goals on a command line. Raises UsageError."""
+        least = None if min_accuracy is None else parse_least(min_accuracy)
+        prices = None if gpu_hour is None else parse_prices(gpu_hour)
+        return Goals(objective, parse_slo(slo) if slo else (), least, prices)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """One cell at its best level. `reason` explains its exclusion. None if it meets all objectives."""
@@ -78,9 +83,7 @@ class Candidate:
     interval: stats.Interval | None = None
     """95% interval of the goal's metric. None if it is unknown, or if the goal is the size, which is exact."""
     requests: int | None = None
-    """Requests measured at that level."""
     dollars_per_million: float | None = None
-    """Price of a million output tokens."""
     tied: bool = False
     """Not beyond noise from the best of its workload, or the best if there is such a candidate."""
     unsure: bool = False
@@ -120,8 +123,17 @@ class Recommendation:
 
     @property
     def exit_code(self) -> int:
-        """3 if no configuration meets the objectives, otherwise 0."""
         return 0 if any(each.reason is None for each in self.candidates) else 3
+
+    def blocks(self) -> list[text_blocks.Block]:
+        """Per workload, the recommended cell and a table of all candidates with the reasons for exclusion."""
+        parts = shared_parts([each.cell for each in self.candidates])
+        shown: list[text_blocks.Block] = []
+        named = shortened([group[0].workload for group in self.groups])
+        for group, workload in zip(self.groups, named, strict=True):
+            shown += [text_blocks.TextLine("")] if shown else []
+            shown += _of_workload(group, words(workload), parts, self)
+        return shown
 
     def to_json(self) -> dict[str, Json]:
         """The JSON of `pipeline recommend --format json`, see docs/reference/formats.md."""
@@ -187,20 +199,14 @@ _CHEAPER: Final[Mapping[str, Callable[[Candidate], float]]] = {
 """Reasons why one of the tied is cheaper, the most important first."""
 
 
-def advise(
-    side: Side,
-    patterns: Sequence[str],
-    slos: tuple[Objective, ...],
-    least: LeastAccuracy | None,
-    goal: Goal,
-    allow: Collection[str],
-) -> Recommendation:
-    """The recommendation for the cells that match `patterns`."""
+def advise(side: Side, patterns: Sequence[str], goals: Goals, allow: Collection[str]) -> Recommendation:
     chosen = selected(side, patterns).cells
     # Uses the whole run: the reference of a quantized cell's accuracy need not match the patterns.
-    candidates = recommend(side, slos, least, goal, allow=allow, among={cell.id for cell in chosen})
-    means = "; ".join(text for text, _ in mixed(chosen)) or None
-    return Recommendation(side.name, goal, slos, least, candidates, any(cell.gpus > 1 for cell in side.cells), means)
+    candidates = recommend(
+        side, goals.slos, goals.least, goals.objective, allow=allow, among={cell.id for cell in chosen}
+    )
+    means, per_gpu = "; ".join(text for text, _ in mixed(chosen)) or None, any(cell.gpus > 1 for cell in side.cells)
+    return Recommendation(side.name, goals.objective, goals.slos, goals.least, candidates, per_gpu, means)
 
 
 def parse_slo(text: str) -> tuple[Objective, ...]:
@@ -293,7 +299,12 @@ def _ranked(
     noise = {each.cell: within_noise(best, each, cell_of, goal) for each in good[1:]}
     tied = [each for each in good[1:] if noise[each.cell]]
     best = replace(best, unsure=None in noise.values())
-    first = [replace(each, tied=bool(tied)) for each in sorted([best, *tied], key=lambda each: _cheap(each, cell_of))]
+
+    def cheapness(each: Candidate) -> tuple[float, ...]:
+        batch = cell_of[each.cell].axes.get("max_batch_size")
+        return (*(of(each) for of in _CHEAPER.values()), batch if isinstance(batch, int) else 0)
+
+    first = [replace(each, tied=bool(tied)) for each in sorted([best, *tied], key=cheapness)]
     rest = [each for each in good[1:] if each not in tied]
     placed: list[Candidate] = []
     for each in (*first, *rest):
@@ -303,11 +314,6 @@ def _ranked(
     if not Recommended.of(placed).tied:  # only cells that do the same work are tied
         placed = [replace(each, tied=False) for each in placed]
     return [*placed, *(each for each in group if each.reason is not None)]
-
-
-def _cheap(each: Candidate, cell_of: Mapping[CellId, Measured]) -> tuple[float, ...]:
-    batch = cell_of[each.cell].axes.get("max_batch_size")
-    return (*(of(each) for of in _CHEAPER.values()), batch if isinstance(batch, int) else 0)
 
 
 def within_noise(best: Candidate, other: Candidate, cell_of: Mapping[CellId, Measured], goal: Goal) -> bool | None:
@@ -327,6 +333,29 @@ def within_noise(best: Candidate, other: Candidate, cell_of: Mapping[CellId, Mea
 
 
 _METRIC: Final[Mapping[Goal, str]] = {"throughput": "output_tps", "latency": "e2e_p50"}
+
+
+def pareto_front(cells: Iterable[CellResult]) -> list[tuple[CellId, str]]:
+    """(cell, level) of the points that no other exceeds in tokens/s per GPU and per user, by increasing speed per user.
+
+    Only closed loops of cells whose stages all succeeded: the throughput of an open loop is the offered load.
+    """
+    points = [
+        (speed, throughput, cell.id, level.key)
+        for cell in cells
+        if cell.unfit is None
+        for level in cell.levels
+        if level.request_rate is None
+        and (speed := level.value("user_tps")) is not None
+        and (throughput := cell.per_gpu(level)) is not None
+    ]
+    front: list[tuple[CellId, str]] = []
+    most = 0.0
+    for _, throughput, cell_id, key in sorted(points, key=lambda point: (-point[0], -point[1])):
+        if throughput > most:
+            most = throughput
+            front.insert(0, (cell_id, key))
+    return front
 
 
 def cost(each: Candidate, objective: Goal) -> float:
@@ -427,22 +456,6 @@ def _apart(metric: str, cell: Measured, base: Measured, allow: Collection[str]) 
 
 
 # As text
-
-
-def to_table(recommendation: Recommendation) -> Group:
-    """`blocks` on a terminal."""
-    return text_blocks.on_terminal(blocks(recommendation))
-
-
-def blocks(recommendation: Recommendation) -> list[text_blocks.Block]:
-    """Per workload, the recommended cell and a table of all candidates with the reasons for exclusion."""
-    parts = shared_parts([each.cell for each in recommendation.candidates])
-    shown: list[text_blocks.Block] = []
-    named = shortened([group[0].workload for group in recommendation.groups])
-    for group, workload in zip(recommendation.groups, named, strict=True):
-        shown += [text_blocks.TextLine("")] if shown else []
-        shown += _of_workload(group, words(workload), parts, recommendation)
-    return shown
 
 
 def _of_workload(

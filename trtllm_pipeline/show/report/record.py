@@ -121,7 +121,6 @@ class StageRecord(OutlineRun):
 
     @property
     def seconds(self) -> float:
-        """Total time of its attempts in this run."""
         return sum(attempt.seconds for attempt in self.attempts)
 
 
@@ -145,7 +144,6 @@ class Record:
 
     @property
     def seconds(self) -> float | None:
-        """Duration in seconds. None if unknown."""
         return None if self.about is None else self.about.seconds
 
 

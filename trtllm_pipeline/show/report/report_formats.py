@@ -45,7 +45,6 @@ class Report:
     limits: Mapping[str, float | str] = field(default_factory=dict)
     """Initial limits of the HTML page."""
     record: Callable[[], Record] = _not_stored
-    """Reads the record of the run."""
     previous: Callable[[], Comparison | None] = _not_stored
     """Compares the results with an earlier run."""
 

@@ -32,7 +32,6 @@ class Results:
     """True after the newest run has written its report."""
     rows: tuple[CellResult, ...]
     forecast: ForecastCheck | None = None
-    """Record of the newest run."""
 
 
 def read_results(store: Store, wanted: str | None = None) -> Results:
@@ -93,10 +92,7 @@ def write_results(
 
 
 def compared_with_previous(results: Results, store: Store) -> Comparison | None:
-    """Compare the results with the last earlier run of the same matrix that measured any of its cells differently.
-
-    Prefers a comparable run.
-    """
+    """Comparison with the last earlier run that measured the cells differently, with a comparable one if there is one."""
     from trtllm_pipeline.orchestrate import REQUEST_FILE, read_request
     from trtllm_pipeline.orchestrate import runs as run_folders
     from trtllm_pipeline.show.report.comparison import DEFAULT, compare

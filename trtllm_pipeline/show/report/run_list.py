@@ -39,7 +39,6 @@ def _counts(store: Store, folder: Path) -> dict[str, int]:
 
 
 def to_text(data: dict[str, Any]) -> str:
-    """Text with one line per run."""
     if not data["runs"]:
         return "no runs in this workspace yet"
     good = (CellStatus.DONE.value, CellStatus.UP_TO_DATE.value)

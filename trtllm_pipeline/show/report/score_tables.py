@@ -46,16 +46,11 @@ def _drift_rows(drift: Drift) -> list[dict[str, object]]:
 
 
 def drift_csv(drift: Drift) -> str:
-    """One row per metric."""
     return text_tables.csv_table(_drift_rows(drift))
 
 
-def drift_text(drift: Drift) -> str:
+def drift_lines(drift: Drift) -> Iterator[str]:
     """Agreement, the position of the first difference, and score differences."""
-    return "\n".join(_drift_lines(drift))
-
-
-def _drift_lines(drift: Drift) -> Iterator[str]:
     low, high = drift.interval
     alone = f", {drift.unpaired} answers without a counterpart" if drift.unpaired else ""
     yield f"agreement  {drift.agreement:.3f} ({low:.3f} to {high:.3f}) of {drift.pairs} answers{alone}"

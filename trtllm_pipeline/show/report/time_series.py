@@ -11,7 +11,6 @@ from typing import Any, Final
 from trtllm_pipeline.measure import EVENTS_FILE, result
 
 _POINTS: Final = 60
-"""Maximum number of points of a series."""
 _GAUGES: Final = (("requests in flight", 1), ("requests waiting", 1), ("KV cache %", 100))
 """Name and factor of each gauge, in the order of a sample."""
 _POWER: Final = "GPU power W"
@@ -27,8 +26,9 @@ def of_measurement(folder: Path) -> dict[str, Series]:
             key = result.load_key(event["concurrency"], event["request_rate"])
             for name, at_ns, value in _values(event):
                 points.setdefault(key, {}).setdefault(name, []).append((at_ns, value))
+    starts_ns = {key: min(at_ns for found in series.values() for at_ns, *_ in found) for key, series in points.items()}
     return {
-        key: {name: _short(found, _start(series)) for name, found in series.items()} for key, series in points.items()
+        key: {name: _short(found, starts_ns[key]) for name, found in series.items()} for key, series in points.items()
     }
 
 
@@ -51,10 +51,6 @@ def _values(event: Any) -> Iterator[tuple[str, int, float]]:
     for samples in zip(*devices, strict=False):  # the devices are read one after another
         if all(sample[1] is not None for sample in samples):
             yield _POWER, samples[0][0], sum(sample[1] for sample in samples)
-
-
-def _start(series: Mapping[str, Sequence[tuple[int, float]]]) -> int:
-    return min(at_ns for found in series.values() for at_ns, _ in found)
 
 
 def _short(found: Sequence[tuple[int, float]], start_ns: int) -> list[tuple[float, float]]:

@@ -62,6 +62,7 @@ _NOTHING: Final = frozenset({CellStatus.INTERRUPTED, CellStatus.NOT_RUN, CellSta
 """Statuses without results. A table with too many cells leaves these out first."""
 _PIPED_WIDTH: Final = 120
 _SIMILAR: Final = ", or similar"
+_BENCH: Final = ("output_tokens_per_s", "requests_per_s", "ttft_ms", "tpot_ms", "e2e_ms")
 
 
 # CSV
@@ -83,7 +84,7 @@ def flat(rows: Sequence[CellResult]) -> list[dict[str, object]]:
 
 def _of_cell(row: CellResult) -> list[Mapping[str, object]]:
     """A cell as columns, in parts. Columns without values are left out."""
-    drift, at = row.accuracy_drift, row.conditions.measured_s
+    drift, at, bench = row.accuracy_drift, row.conditions.measured_s, row.trtllm_bench or {}
     scores: dict[str, object] = {}
     for name in row.accuracy:
         if ends := row.accuracy_intervals.get(name):
@@ -107,19 +108,13 @@ def _of_cell(row: CellResult) -> list[Mapping[str, object]]:
         {"engine_size_bytes": row.engine_size_bytes, "accuracy_total": row.accuracy_total},
         {} if row.highest_rate is None else {"highest_rate": row.highest_rate.rate},
         {} if row.highest_concurrency is None else {"highest_concurrency": row.highest_concurrency.concurrency},
-        _of_bench(row.trtllm_bench),
+        {f"trtllm_bench_{name}": bench[name] for name in _BENCH if name in bench},
         {f"accuracy_{name}": score for name, score in row.accuracy.items()},
         scores,
         {"drift_reference": drift.reference, "drift_agreement": drift.agreement} if drift else {},
         {} if measured is None else {"measured_at": measured},
         recorded,
     ]
-
-
-def _of_bench(metrics: Mapping[str, Json] | None) -> Mapping[str, object]:
-    """The trtllm-bench results of a cell."""
-    names = ("output_tokens_per_s", "requests_per_s", "ttft_ms", "tpot_ms", "e2e_ms")
-    return {f"trtllm_bench_{name}": metrics[name] for name in names if name in metrics} if metrics else {}
 
 
 def _of_level(row: CellResult, level: LevelResult | None) -> list[Mapping[str, object]]:
@@ -212,16 +207,7 @@ def to_markdown(
 # Terminal
 
 
-def to_table(
-    rows: Sequence[CellResult],
-    width: int,
-    *,
-    workspace: Path | None = None,
-    reported: Collection[str] = (),
-    verbose: bool = False,
-    forecast: ForecastCheck | None = None,
-    level: str = HIGHEST,
-) -> Group:
+def to_table(report: Report, width: int) -> Group:
     """The rows at one level as a table of at most `width` columns, failures, and notes, which are short unless `verbose`.
 
     Reasons in `reported` are not repeated. Columns that do not fit are dropped, highest rank first. So are cells beyond
@@ -231,9 +217,10 @@ def to_table(
     from rich.padding import Padding
     from rich.text import Text
 
+    rows, forecast = report.rows, report.forecast
     parts = shared_parts([row.id for row in rows])
     listed = rows if len(rows) <= _MAX_ROWS else [row for row in rows if row.status not in _NOTHING][:_MAX_ROWS]
-    every = columns(listed, level)
+    every = columns(listed, report.level)
     shown, by_model, name_width = _fit(listed, every, parts, width)
     parts_drawn: list[Any] = [Text(f"{summary_of(rows)}{'; all: ' + ' '.join(parts) if parts else ''}", "bold")]
     if listed:
@@ -241,7 +228,7 @@ def to_table(
     if len(rows) > len(listed):
         more = f"and {count(len(rows) - len(listed), 'more cell')}" if listed else "no cell has finished"
         parts_drawn.append(Text(f"{more}: see pipeline report --format csv", "dim"))
-    failures = failures_of(rows, workspace, reported)
+    failures = failures_of(rows, report.workspace, report.reported)
     for what, ids, details in failures[:_MAX_FAILURES]:
         names = [shorten(without(cell, parts), max(_MIN_NAME, width - 8)) for cell in ids]
         more = f", and {len(ids) - 3} more" if len(ids) > 3 else ""
@@ -252,7 +239,7 @@ def to_table(
     checked = [] if forecast is None else [text_blocks.TextLine(forecast.line(), "dim")]
     dropped = [column.head for column in every if column not in shown]
     below = [_in_short(rows, shown, dropped, width, checked)]
-    if verbose:
+    if report.verbose:
         below = [*_below(rows, shown), [*checked, *_checked(forecast)]]
     for lines in below:
         parts_drawn += [Text("\n" * (place == 0) + line.text, line.style) for place, line in enumerate(lines)]
@@ -272,7 +259,6 @@ def _below(rows: Sequence[CellResult], shown: Sequence[Column]) -> list[list[tex
 
 
 def _checked(forecast: ForecastCheck | None) -> list[text_blocks.TextLine]:
-    """Expected and actual time of each stage."""
     return [] if forecast is None else [text_blocks.TextLine(line, "dim") for line in forecast.lines()]
 
 
@@ -398,7 +384,6 @@ def _table(
 
 
 def summary_of(rows: Sequence[CellResult]) -> str:
-    """The number of cells by status."""
     counts = Counter(row.status for row in rows)
     words = ", ".join(f"{counts[status]} {status.value.replace('_', ' ')}" for status in CellStatus if counts[status])
     return f"{count(len(rows), 'cell')}: {words}" if rows else "no cells"
@@ -439,10 +424,7 @@ def failures_of(
 
 
 def notes_of(rows: Sequence[CellResult]) -> list[tuple[str, int]]:
-    """Notes on the measurements with their numbers of cells, most frequent first.
-
-    Findings that differ only in numbers are one note, with the text of the first.
-    """
+    """Notes on measurements with numbers of cells, most frequent first. Equal texts with other numbers are one note."""
     first: dict[str, str] = {}
     cells: Counter[str] = Counter()
     for row in rows:
@@ -495,7 +477,6 @@ def _numerics(of: Mapping[str, str]) -> str:
 
 
 def numerics_of(rows: Sequence[CellResult]) -> list[tuple[str, str]]:
-    """The meaning of each precision, in words."""
     known = {
         (str(row.axes.get("precision")), _numerics(row.numerics)): None for row in rows if row.numerics is not None
     }
@@ -607,7 +588,6 @@ def _range(values: Sequence[float]) -> str:
 
 
 def moment(seconds: float | None) -> str | None:
-    """A Unix time as text, in UTC."""
     if seconds is None:
         return None
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -629,20 +609,10 @@ def definitions_of(shown: Sequence[Column]) -> list[tuple[str, str]]:
 def write_table(report: Report) -> None:
     """Write the table of `pipeline report` and `pipeline run`, in color on a terminal."""
     width = _width_of(report.stream)
-    shown = to_table(
-        report.rows,
-        width,
-        workspace=report.workspace,
-        reported=report.reported,
-        verbose=report.verbose,
-        forecast=report.forecast,
-        level=report.level,
-    )
-    _print(shown, report.stream, width)
+    _print(to_table(report, width), report.stream, width)
 
 
 def write_json(report: Report) -> None:
-    """Write the content of report.json."""
     lines = report_file.report_json(
         report.rows, report.run_id, report.matrix, finished=report.finished, forecast=report.forecast
     )
@@ -650,12 +620,10 @@ def write_json(report: Report) -> None:
 
 
 def write_csv(report: Report) -> None:
-    """Write one line for each cell and level."""
     report.stream.write(terminal.clean(to_csv(report.rows)))
 
 
 def write_markdown(report: Report) -> None:
-    """Write tables for a pull request."""
     report.stream.write(
         terminal.clean(to_markdown(report.rows, report.run_id, report.matrix, report.forecast, report.level))
     )

@@ -43,9 +43,8 @@ from trtllm_pipeline.orchestrate import (
 from trtllm_pipeline.show.phrases import without
 from trtllm_pipeline.show.report.measured import Measured, Side, with_files
 from trtllm_pipeline.show.report.prices import with_price
-from trtllm_pipeline.show.report.recommendation import Recommendation, advise
-from trtllm_pipeline.show.report.recommendation import blocks as blocks_of_advice
-from trtllm_pipeline.show.search.next_cell import Decision, Goals, Option, decide
+from trtllm_pipeline.show.report.recommendation import Goals, Recommendation, advise
+from trtllm_pipeline.show.search.next_cell import Decision, Option, decide
 
 CHOICE_FILE: Final = "search.json"
 """File in a run's directory with the chosen cell and the reason."""
@@ -74,7 +73,6 @@ class SearchState:
 
     @property
     def failed(self) -> list[Measured]:
-        """Cells that were tried and failed."""
         return [cell for cell in self.tried.values() if cell.status is CellStatus.FAILED]
 
     @property
@@ -87,11 +85,6 @@ class SearchState:
         """The next decision, for the workload with the fewest tried cells. None if nothing is left."""
         ahead = [group for group in self.groups if group.decision.cell is not None]
         return min(ahead, key=lambda group: group.tried).decision if ahead else None
-
-    @property
-    def why_done(self) -> str:
-        """The reasons why nothing is left."""
-        return "; ".join(dict.fromkeys(group.decision.why for group in self.groups))
 
     @property
     def ruled_out(self) -> dict[CellId, str]:
@@ -142,7 +135,7 @@ class Search:
         return [
             text_blocks.Heading(f"{', '.join(numbers)}; {self.stopped}"),
             *ahead,
-            *([text_blocks.TextLine(""), *blocks_of_advice(self.advice)] if state.tried else []),
+            *([text_blocks.TextLine(""), *self.advice.blocks()] if state.tried else []),
             text_blocks.Items("reasons for these choices", chosen),
             text_blocks.Items("ruled out without measuring", ruled),
         ]
@@ -158,15 +151,13 @@ def search(
     command: tuple[str, ...] = (),
     announce: Callable[[str], None],
 ) -> Search:
-    """Measure cells of the matrix until the `budget` is spent or no other cell can be better. Earlier measurements count.
-
-    Calls `announce` before each cell runs. Raises like `flow.run`.
-    """
+    """Measure cells until the `budget`, with earlier ones, is spent or none can be better. Raises like `flow.run`."""
     while True:
         state = look(request, store, goals)
         ahead = state.next
         if ahead is None or state.spent >= budget:
-            why = state.why_done if ahead is None else f"budget of {count(budget, 'cell')} spent"
+            reasons = dict.fromkeys(group.decision.why for group in state.groups)
+            why = "; ".join(reasons) if ahead is None else f"budget of {count(budget, 'cell')} spent"
             return ended(state, store, goals, budget, why)
         assert ahead.cell is not None
         announce(f"search {state.spent + 1}/{budget}: {ahead.cell}: {ahead.why}")
@@ -227,7 +218,7 @@ def _option(cell: Cell, plan: Plan, outlook: Forecast) -> Option:
 def ended(state: SearchState, store: Store | None, goals: Goals, budget: int, why: str) -> Search:
     """The result of a stopped search, with the reason `why`."""
     side = Side(state.name, tuple(with_price(cell, goals.prices) for cell in state.tried.values()))
-    advice = advise(side, (), goals.slos, goals.least, goals.objective, ())
+    advice = advise(side, (), goals, ())
     chosen = {}
     for path in [] if store is None else sorted(store.runs_dir.glob(f"*/{CHOICE_FILE}")):
         choice = read_object(path) or {}

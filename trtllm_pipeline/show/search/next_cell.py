@@ -18,8 +18,7 @@ from trtllm_pipeline.measure import LevelResult, Objective, conditions, metric_n
 from trtllm_pipeline.orchestrate import report_file
 from trtllm_pipeline.show.phrases import about
 from trtllm_pipeline.show.report.measured import Measured
-from trtllm_pipeline.show.report.prices import Prices
-from trtllm_pipeline.show.report.recommendation import Goal, LeastAccuracy, at_best, cost, inaccurate
+from trtllm_pipeline.show.report.recommendation import Goal, Goals, at_best, cost, inaccurate
 from trtllm_pipeline.show.search import surrogate
 
 _BATCH: Final = "max_batch_size"
@@ -44,18 +43,6 @@ class Option:
     takes_s: float
     """Seconds needed to measure it, for the missing stages."""
     built: bool
-    """True if its engine exists."""
-
-
-@dataclass(frozen=True, slots=True)
-class Goals:
-    """The goal and the objectives."""
-
-    objective: Goal
-    slos: tuple[Objective, ...] = ()
-    least: LeastAccuracy | None = None
-    prices: Prices | None = None
-    """Prices of GPUs, for the recommendation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +86,6 @@ def decide(options: Sequence[Option], tried: Mapping[CellId, Measured], goals: G
 
 
 def _varying(options: Sequence[Option]) -> int:
-    """The number of varying axes."""
     names = dict.fromkeys(name for option in options for name in option.axes)
     return sum(len({str(option.axes.get(name)) for option in options}) > 1 for name in names)
 

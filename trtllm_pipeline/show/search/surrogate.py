@@ -120,10 +120,7 @@ def _scales(white: Array) -> Array:
 
 
 def predicted(shape: Covariance, apart: Array, measured: Sequence[int], values: Array) -> tuple[Array, Array]:
-    """Mean and standard deviation [cells, quantities] of all cells, given the `values` of the `measured` cells.
-
-    `apart` has the distances [axes, cells, measured].
-    """
+    """Mean and deviation [cells, quantities] of all cells from `values` of `measured`, at distances `apart`."""
     import numpy as np
 
     across = shape.covariance(apart)

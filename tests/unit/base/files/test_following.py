@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline.show.cli import following
+from trtllm_pipeline.show.cli import output
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "_POLL_S", 0.0)
+    monkeypatch.setattr(output, "_POLL_S", 0.0)
 
 
 def steps(*does: Callable[[], object]) -> Callable[[], bool]:
@@ -27,9 +27,9 @@ def steps(*does: Callable[[], object]) -> Callable[[], bool]:
 
 def test_what_is_there(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    assert list(following.follow(log, lambda: False)) == []
+    assert list(output.follow(log, lambda: False)) == []
     log.write_bytes(b"one\ntwo\r\nthree \xff")
-    assert list(following.follow(log, lambda: False)) == ["one\ntwo\r\nthree \ufffd"]
+    assert list(output.follow(log, lambda: False)) == ["one\ntwo\r\nthree \ufffd"]
 
 
 def test_what_comes_also_in_a_file_that_is_begun_anew_or_moved(tmp_path: Path) -> None:
@@ -49,5 +49,5 @@ def test_what_comes_also_in_a_file_that_is_begun_anew_or_moved(tmp_path: Path) -
         lambda: (append(b"last, "), log.replace(tmp_path / "log.2")),
         lambda: append(b"moved", tmp_path / "log.2"),
     )
-    found = list(following.follow(log, goes_on))
+    found = list(output.follow(log, goes_on))
     assert found == ["a\nb\n", "é c\n", "new\n", "next\n and more\n", "last, ", "moved"]

@@ -13,6 +13,8 @@ import pytest
 from tests.helpers.adapters import random_pairs, write_adapter
 from tests.helpers.broken_repositories import write_engine
 from tests.helpers.deployments import deployment
+from trtllm_pipeline.base.domain import CellId
+from trtllm_pipeline.orchestrate.results.report_file import CellResult, CellStatus
 from trtllm_pipeline.orchestrate.served_cell import ServedCell
 from trtllm_pipeline.serve.export import bundle, card, manifests
 from trtllm_pipeline.serve.export.deployment import Deployment
@@ -22,8 +24,12 @@ NAMED = {"sql": "./sql", "chat": "./chat"}
 
 def with_adapters(kind: str, adapter: object) -> Deployment:
     served: Any = deployment(kind).served
-    cell = SimpleNamespace(**{**vars(served.cell), "settings": {"lora": {"adapter": adapter}}})
-    return deployment(kind, served=cast("ServedCell", SimpleNamespace(**{**vars(served), "cell": cell})))
+    cell = SimpleNamespace(**{**vars(served.cell), "ep": 1, "dp": 1, "settings": {"lora": {"adapter": adapter}}})
+    built = {"launch": SimpleNamespace(inputs={}), "artifacts": {}}
+    result = CellResult(CellId(cell.id), {}, CellStatus.DONE)
+    return deployment(
+        kind, served=cast("ServedCell", SimpleNamespace(**{**vars(served), **built, "cell": cell})), result=result
+    )
 
 
 def test_beside_each_adapter_of_an_engine_is_what_a_client_sends(tmp_path: Path) -> None:
@@ -55,12 +61,12 @@ def test_other_servers_read_the_folder_themselves(tmp_path: Path, kind: str) -> 
     ],
 )
 def test_the_card_says_how_a_request_asks_for_each(kind: str, row: str) -> None:
-    assert row in card.adapters(with_adapters(kind, NAMED))
-    assert list(card.adapters(with_adapters(kind, None))) == []
+    assert row in card.text(with_adapters(kind, NAMED)).splitlines()
+    assert "LoRA" not in card.text(with_adapters(kind, None))
 
 
 def test_a_gateway_in_front_offers_each_from_the_bundle() -> None:
     (model,) = manifests.gateway_config(with_adapters("engine", NAMED), "triton").models
     assert model.adapters == {"sql": Path("/models/adapter"), "chat": Path("/models/adapter2")}
     with_gateway = replace(with_adapters("engine", NAMED), openai=True)
-    assert any("`MODEL:ADAPTER`" in line for line in card.adapters(with_gateway))
+    assert "`MODEL:ADAPTER`" in card.text(with_gateway)

@@ -35,7 +35,7 @@ def test_order_size_and_leaving() -> None:
         assert (order, admission.taken) == (["large"], 2)
         admission.leave(2)
         await asyncio.gather(large, small)
-        assert (order, admission.taken, admission.waiting) == (["large", "small"], 1, 0)
+        assert (order, admission.taken, len(admission._waiting)) == (["large", "small"], 1, 0)
         admission.leave(1)
         assert admission.try_enter(2)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.serve.gateway.choice import Choice
-from trtllm_pipeline.serve.gateway.dialects import CallArguments, CallStart, Content, Reasoning
+from trtllm_pipeline.serve.gateway.dialects.parsing import CallArguments, CallStart, Content, Reasoning
 from trtllm_pipeline.serve.gateway.openai_answers import Answers, TokenUsage
 from trtllm_pipeline.serve.gateway.parsed_request import ParsedRequest
 from trtllm_pipeline.serve.gateway.stops import StopWords

@@ -13,16 +13,9 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.measure.chat_templates import Chat, Renderer, Template
-from trtllm_pipeline.serve.gateway.dialects import (
-    CallArguments,
-    CallStart,
-    Content,
-    Dialect,
-    DialectError,
-    Turn,
-    dialect_for,
-    special_markers,
-)
+from trtllm_pipeline.serve.gateway.dialects import dialect_for
+from trtllm_pipeline.serve.gateway.dialects.dialect import Dialect, DialectError, Turn, special_markers
+from trtllm_pipeline.serve.gateway.dialects.parsing import CallArguments, CallStart, Content
 
 TOOLS = [
     {

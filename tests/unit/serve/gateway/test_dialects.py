@@ -15,17 +15,9 @@ from hypothesis import strategies as st
 
 from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.serve.gateway import dialects
-from trtllm_pipeline.serve.gateway.dialects import (
-    CallArguments,
-    CallStart,
-    Content,
-    Delta,
-    DialectError,
-    Reasoning,
-    Started,
-    Turn,
-    dialect_for,
-)
+from trtllm_pipeline.serve.gateway.dialects import dialect_for
+from trtllm_pipeline.serve.gateway.dialects.dialect import DialectError, Started, Turn
+from trtllm_pipeline.serve.gateway.dialects.parsing import CallArguments, CallStart, Content, Delta, Reasoning
 
 WEATHER = {
     "type": "object",

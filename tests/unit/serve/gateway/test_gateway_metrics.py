@@ -95,11 +95,11 @@ def passed(metrics: GatewayMetrics, outputs: list[bool], usage: dict[str, Any], 
     """An answer of an OpenAI-compatible server, passed on in parts with output and without."""
     feed = PassedFeed(metrics.request("qwen", CHAT), stream=stream)
     for output in outputs:
-        feed.passed.waiting += b"data: {}\n\n"
-        feed.passed.changed(output)
+        feed.waiting += b"data: {}\n\n"
+        feed.arrived(output=output)
         feed.take()
-    feed.passed.usage = usage
-    feed.passed.end()
+    feed.counts = usage
+    feed.end()
     feed.take()
     return feed
 

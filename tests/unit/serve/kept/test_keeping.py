@@ -552,14 +552,14 @@ def test_a_unit_is_one_that_systemd_takes(tmp_path: Path, system: bool) -> None:
 def test_what_to_type_next_depends_on_where_the_unit_is(tmp_path: Path) -> None:
     home = systemd.default_path("one", system=False)
     assert home.name == "trtllm-pipeline-one.service"
-    steps = systemd.next_steps(home, "one", system=False, running=True).splitlines()
+    steps = systemd.next_steps(home, "one", system=False, running=True)
     assert steps[:3] == [
         "pipeline serve stop one",
         "systemctl --user daemon-reload",
         "systemctl --user enable --now trtllm-pipeline-one.service",
     ]
     elsewhere = systemd.next_steps(tmp_path / "x.service", "one", system=True, running=False)
-    assert elsewhere.splitlines() == [
+    assert elsewhere == [
         f"sudo systemctl link {tmp_path / 'x.service'}",
         "sudo systemctl enable --now x.service",
     ]

@@ -148,15 +148,14 @@ def test_the_environment_s_toolchain_does_not_replace_that_of_a_run(monkeypatch:
 
     def command(ctx: typer.Context, toolchain: options.Toolchain = None) -> None:
         store = cast("Store", object())
-        found.append(options.request_or_latest(ctx, store, None, None, None, None, toolchain, None).toolchain)
-        found.append(options.request_of_cell(ctx, store, None, "cell", None, toolchain).toolchain)
+        found.append(options.request_or_latest(ctx, store, None, toolchain=toolchain).toolchain)
 
     app = typer.Typer()
     app.command()(command)
     monkeypatch.setenv("PIPELINE_TOOLCHAIN", "embedded")
     for words in ([], ["--toolchain", "embedded"]):
         get_command(app).main(words, standalone_mode=False)
-    assert found == ["tensorrt_llm", "tensorrt_llm", "embedded", "embedded"]
+    assert found == ["tensorrt_llm", "embedded"]
 
 
 def test_the_latest_run_goes_on_from_its_lock_where_its_matrix_is_gone(tmp_path: Path) -> None:
@@ -173,8 +172,8 @@ def test_the_latest_run_goes_on_from_its_lock_where_its_matrix_is_gone(tmp_path:
     found: list[Request] = []
 
     def command(ctx: typer.Context) -> None:
-        found.append(options.request_or_latest(ctx, store, None, None, ["a=1"], None, None, None))
-        found.append(options.request_of_cell(ctx, store, None, "cell", ["a=1"], None))
+        found.append(options.request_or_latest(ctx, store, None, sets=["a=1"]))
+        found.append(options.request_or_latest(ctx, store, None, ["cell"], ["a=1"]))
 
     app = typer.Typer()
     app.command()(command)

@@ -19,7 +19,7 @@ from tests.unit.conftest import Refused
 from trtllm_pipeline.base.errors import FailureClass, ServerError, StageError, StateError, UsageError
 from trtllm_pipeline.orchestrate.run import by_hand
 from trtllm_pipeline.orchestrate.store.store import Store
-from trtllm_pipeline.show.cli import app, options, run
+from trtllm_pipeline.show.cli import app, options
 from trtllm_pipeline.show.cli.output import write_output
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 
@@ -207,7 +207,7 @@ def test_sigterm_interrupts_in_words(
 
 
 def test_the_hint_to_resume_can_be_typed() -> None:
-    assert run._resume("my results") == "pipeline resume -w 'my results'"
+    assert options.typed_again("my results") == " -w 'my results'"
 
 
 def test_output_is_replaced_whole_and_links_and_devices_stay(

@@ -13,8 +13,9 @@ import pytest
 from trtllm_pipeline.base.domain import CellId, Fingerprint, Scope, StageRunId, StageStatus
 from trtllm_pipeline.orchestrate.plan.plan_file import Outline, OutlineCell, OutlineRun
 from trtllm_pipeline.orchestrate.plan.stage_status import StageState
+from trtllm_pipeline.orchestrate.run.forecast import ForecastCheck
 from trtllm_pipeline.show.progress import watching
-from trtllm_pipeline.show.progress.cell_status import MatrixStatus, Took, to_text
+from trtllm_pipeline.show.progress.cell_status import MatrixStatus, to_text
 
 S = StageStatus
 STAGES = ("build", "perf")
@@ -106,7 +107,7 @@ def test_the_time_left_is_said_once_a_minute_and_its_error_in_the_end(monkeypatc
     monkeypatch.setattr(watching.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(watching.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
     went_on, forecast = status(2, {("build", 0): RUNNING}), {"expected_s": 100.0, "took_s": 131.0, "stages": []}
-    ended = replace(status(2, {}), took=Took("Expected 1:40, took 2:11 (24% too little)", forecast))
+    ended = replace(status(2, {}), took=ForecastCheck.from_json(forecast))
 
     def look() -> MatrixStatus:
         return replace(went_on, left=(130.0 - clock[0], True)) if clock[0] < 130.0 else ended
@@ -118,7 +119,7 @@ def test_the_time_left_is_said_once_a_minute_and_its_error_in_the_end(monkeypatc
         "about 1:10 left",
         "about 10 s left",
         "to do: build, m/c0",
-        "Expected 1:40, took 2:11 (24% too little)",
+        "Took 2:11 (estimate 1:40)",
     ]
     clock[0], stream = 0.0, io.StringIO()
     watching.watch(look, stream, as_json=True)
@@ -157,7 +158,7 @@ def test_a_picture_fits_the_screen(monkeypatch: pytest.MonkeyPatch, cells: int, 
 
 
 def test_the_time_that_a_run_took_is_wrapped_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = replace(status(2, {}), took=Took("Took 2:11 (estimate 1:40)", {}))
+    found = replace(status(2, {}), took=ForecastCheck(100.0, 131.0, ()))
     monkeypatch.setenv("COLUMNS", "20")
     assert to_text(found).splitlines()[-2:] == ["Took 2:11 (estimate", "1:40)"]
 

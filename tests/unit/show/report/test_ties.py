@@ -13,22 +13,23 @@ from typing import Any
 import pytest
 
 from tests.helpers.fabricated_conditions import CONDITIONS
+from trtllm_pipeline.base import text_blocks
 from trtllm_pipeline.base.domain import CellId
 from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.base.terminal import console
 from trtllm_pipeline.measure.load.result import LevelResult, RepeatResult, levels_of
 from trtllm_pipeline.orchestrate.results.report_file import CellStatus
 from trtllm_pipeline.show.report.measured import Measured, Side
-from trtllm_pipeline.show.report.pareto import pareto_front
 from trtllm_pipeline.show.report.prices import parse_prices, with_price
 from trtllm_pipeline.show.report.recommendation import (
     Goal,
+    Goals,
     Recommended,
     advise,
+    pareto_front,
     parse_least,
     parse_slo,
     recommend,
-    to_table,
 )
 from trtllm_pipeline.show.report.writers import to_csv
 
@@ -114,11 +115,9 @@ def test_without_an_interval_the_number_of_requests_is_given() -> None:
 
 
 def shown(*cells: Measured, slo: str = "", least: str | None = None, width: int = 160) -> str:
-    advice = advise(
-        Side("r", cells), (), parse_slo(slo) if slo else (), parse_least(least) if least else None, "throughput", ()
-    )
+    advice = advise(Side("r", cells), (), Goals.parse("throughput", slo or None, least, None), ())
     stream = io.StringIO()
-    console(stream, width=width).print(to_table(advice))
+    console(stream, width=width).print(text_blocks.on_terminal(advice.blocks()))
     return stream.getvalue()
 
 

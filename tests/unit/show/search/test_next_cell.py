@@ -13,8 +13,8 @@ from trtllm_pipeline.base.domain import CellId
 from trtllm_pipeline.measure.load.result import LevelResult
 from trtllm_pipeline.orchestrate.results.report_file import CellStatus
 from trtllm_pipeline.show.report.measured import Measured
-from trtllm_pipeline.show.report.recommendation import at_best, cost, parse_least, parse_slo
-from trtllm_pipeline.show.search.next_cell import Decision, Goals, Option, decide
+from trtllm_pipeline.show.report.recommendation import Goals, at_best, cost, parse_least, parse_slo
+from trtllm_pipeline.show.search.next_cell import Decision, Option, decide
 
 
 def option(precision: str, batch: int, *, takes_s: float = 60.0, **axes: Any) -> Option:

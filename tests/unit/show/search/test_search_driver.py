@@ -18,9 +18,10 @@ from trtllm_pipeline.orchestrate.plan.planner import Request
 from trtllm_pipeline.orchestrate.results.report_file import CellStatus
 from trtllm_pipeline.orchestrate.run.loop import Observer
 from trtllm_pipeline.show.report.measured import Measured
+from trtllm_pipeline.show.report.recommendation import Goals
 from trtllm_pipeline.show.search import driver
 from trtllm_pipeline.show.search.driver import Search, SearchState, WorkloadState
-from trtllm_pipeline.show.search.next_cell import Goals, Option, decide
+from trtllm_pipeline.show.search.next_cell import Option, decide
 
 OPTIONS = [option(precision, batch) for precision in ("fp16", "fp8") for batch in (1, 2, 4, 8)]
 

@@ -15,7 +15,7 @@ from tests.unit.show.report.test_comparison import level
 from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.orchestrate.plan.plan_file import about
 from trtllm_pipeline.show.report.measured import Side
-from trtllm_pipeline.show.report.recommendation import advise
+from trtllm_pipeline.show.report.recommendation import Goals, advise
 from trtllm_pipeline.show.report.writers import flat, mixed, to_markdown
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
@@ -81,5 +81,5 @@ def test_a_table_that_mixes_meanings_of_a_precision_says_so() -> None:
         in to_markdown(cells)
     )
     assert [line["made"] for line in flat(cells)] == ["calibrated with Model Optimizer", AT_LOAD]
-    advice = advise(Side("r", tuple(cells)), (), (), None, "throughput", {"system"})
+    advice = advise(Side("r", tuple(cells)), (), Goals("throughput"), {"system"})
     assert advice.to_json()["mixed_precisions"] == text

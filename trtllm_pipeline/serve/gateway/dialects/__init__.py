@@ -18,48 +18,12 @@ from typing import Any, Final, NamedTuple
 
 from trtllm_pipeline.base import UsageError
 from trtllm_pipeline.serve.gateway.dialects.deepseek import DeepSeek, DeepSeekV31
-from trtllm_pipeline.serve.gateway.dialects.dialect import (
-    PLAIN,
-    Dialect,
-    DialectError,
-    Prepared,
-    Started,
-    Turn,
-    special_markers,
-)
+from trtllm_pipeline.serve.gateway.dialects.dialect import PLAIN, Dialect
 from trtllm_pipeline.serve.gateway.dialects.harmony import Harmony
 from trtllm_pipeline.serve.gateway.dialects.json_calls import Granite, Hermes, Phi
 from trtllm_pipeline.serve.gateway.dialects.llama import Llama, Llama4
 from trtllm_pipeline.serve.gateway.dialects.mistral import Mistral, MistralByName
-from trtllm_pipeline.serve.gateway.dialects.parsing import (
-    AnswerParser,
-    CallArguments,
-    CallStart,
-    Content,
-    Delta,
-    Reasoning,
-)
 from trtllm_pipeline.serve.gateway.dialects.tag_calls import Glm, QwenCoder
-
-__all__ = [
-    "AUTO",
-    "FAMILIES",
-    "PLAIN",
-    "AnswerParser",
-    "CallArguments",
-    "CallStart",
-    "Content",
-    "Delta",
-    "Dialect",
-    "DialectError",
-    "Prepared",
-    "Reasoning",
-    "Started",
-    "Turn",
-    "dialect_for",
-    "names",
-    "special_markers",
-]
 
 AUTO: Final = "auto"
 
@@ -101,15 +65,11 @@ _OFTEN_MEANT: Final = {
 
 
 def names() -> list[str]:
-    """The names of all dialects, and `auto`."""
     return [AUTO, PLAIN.name, *dict.fromkeys(family.dialect.name for family in FAMILIES)]
 
 
 def dialect_for(name: str, template: str | None, config: Mapping[str, Any] | None = None) -> Dialect:
-    """The dialect called `name`, or for `auto` the one of a model with this chat template and config.json.
-
-    Raises UsageError for an unknown name.
-    """
+    """The dialect called `name`, or for `auto` that of this template and config.json. Raises UsageError."""
     if name == PLAIN.name:
         return PLAIN
     if name != AUTO:

@@ -30,12 +30,10 @@ class DeepSeek(Dialect):
     after_name = f"\n{_FENCE}json\n"
 
     def beginning(self, name: str, schemas: Object, *, guided: bool) -> tuple[str, Object | None]:
-        """The markers, and the known part of the call."""
         beginning = f"{_CALLS}{_CALL}{self.before_name}"
         return (beginning + name + self.after_name, schemas[name] if guided else None) if name else (beginning, None)
 
     def calls(self, reader: Reader, marker: str) -> Steps[None]:
-        """Consecutive calls."""
         if marker == _CALLS:
             yield from reader.space()
             yield from reader.need(_CALL)

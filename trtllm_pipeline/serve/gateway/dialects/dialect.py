@@ -119,7 +119,6 @@ class Dialect:
         return Prepared(self, self.chat(messages, offered, turn.variables), schemas, forced, turn.parallel_tool_calls)
 
     def chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], variables: Object) -> Chat:
-        """The template's arguments."""
         return Chat(messages, tools=tools or None, variables=variables)
 
     def beginning(self, name: str, schemas: Object, *, guided: bool) -> tuple[str, Object | None]:
@@ -134,7 +133,6 @@ class Dialect:
         return next((opening for opening in self.reasoning if end.endswith(opening)), None)
 
     def new_id(self) -> str:
-        """An id for a new call."""
         return call_id()
 
     def parser(self, expected: Expected, inside: str | None) -> AnswerParser:
@@ -221,9 +219,7 @@ def _forced(choice: str | Object | None, schemas: Mapping[str, Object]) -> str |
 
 
 def _messages(given: Sequence[Object], *, as_text: bool) -> list[dict[str, Any]]:
-    """The messages as templates expect them: contents are texts, arguments are objects, and results name the called
-    tool.
-    """
+    """The messages as templates expect them: texts, arguments as objects, and the called tool's name in results."""
     messages: list[dict[str, Any]] = []
     names: dict[str, str] = {}
     for number, message in enumerate(given):

@@ -38,7 +38,6 @@ class Harmony(Dialect):
         return super().chat(messages, tools, variables)
 
     def beginning(self, name: str, schemas: Object, *, guided: bool) -> tuple[str, Object | None]:
-        """The header of a call."""
         if not name:
             return "<|channel|>commentary to=functions.", None
         header = f"<|channel|>commentary to=functions.{name} <|constrain|>json{_BODY}"

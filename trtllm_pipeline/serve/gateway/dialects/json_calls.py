@@ -25,7 +25,6 @@ class JsonCalls(Dialect):
     """
 
     def beginning(self, name: str, schemas: Object, *, guided: bool) -> tuple[str, Object | None]:
-        """The opening, and the known part of the object."""
         if name:
             encoded = json.dumps(name, ensure_ascii=False)
             return f'{self.opening}{{"name": {encoded}, "{self.arguments_key}": ', schemas[name] if guided else None
@@ -51,7 +50,6 @@ class JsonCalls(Dialect):
         yield from super().grammar(reader)
 
     def calls(self, reader: Reader, marker: str) -> Steps[None]:
-        """An object or a list."""
         yield from reader.calls_in_json()
         if self.closings:
             yield from reader.space()

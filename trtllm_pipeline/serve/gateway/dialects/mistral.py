@@ -41,7 +41,6 @@ class Mistral(JsonCalls):
         return super().chat(messages, tools, variables)
 
     def new_id(self) -> str:
-        """Nine letters and digits."""
         return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(_ID_LENGTH))
 
     def beginning(self, name: str, schemas: Object, *, guided: bool) -> tuple[str, Object | None]:

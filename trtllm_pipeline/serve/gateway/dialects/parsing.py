@@ -27,7 +27,6 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]
 """Yields when it needs more text, and returns its result."""
 Emit = Callable[[str], None]
-
 _ALPHANUMERIC: Final = string.ascii_letters + string.digits
 _IN_STRING: Final = re.compile(r'["\\\x00-\x1f]')
 _AFTER_SCALAR: Final = re.compile(r"[\s,:\]}<]")
@@ -90,7 +89,6 @@ class _EnoughError(Exception):
 
 
 def call_id() -> str:
-    """An id for a new call, in OpenAI's format."""
     return "call_" + "".join(secrets.choice(_ALPHANUMERIC) for _ in range(24))
 
 
@@ -103,7 +101,6 @@ class Expected:
     stream: bool = False
     """True if parts of a call are passed on before it is complete."""
     parallel: bool = True
-    """True if several calls are allowed."""
     new_id: Callable[[], str] = call_id
 
 
@@ -117,7 +114,6 @@ class AnswerParser:
 
     @property
     def called(self) -> bool:
-        """True if there was a tool call."""
         return self._reader.calls > 0
 
     def prime(self, text: str) -> None:
@@ -172,8 +168,6 @@ class Reader:
         deltas, self._deltas = self._deltas, []
         return deltas
 
-    # -------------------------------------------------------------------------------------------------------- deciding
-
     def settle(self) -> None:
         """The text just read is syntax."""
         self._mark = self._position
@@ -196,8 +190,6 @@ class Reader:
         if end > self._mark:
             self._deltas.append(kind(self._text[self._mark : end]))
             self._mark = end
-
-    # ------------------------------------------------------------------------------------------------------------ text
 
     def more(self) -> Steps[bool]:
         """Wait for more text. False at the end of the response."""
@@ -262,9 +254,7 @@ class Reader:
         self._position -= length
 
     def until(self, *markers: str) -> Steps[str]:
-        """Read up to and including the first of `markers`; returns the text before it. Raises BrokenError if none
-        comes.
-        """
+        """Read up to and including the first of `markers`, and return the text before it. Raises BrokenError."""
         parts: list[str] = []
         if (yield from self.copy(parts.append, *markers)) is None:
             raise BrokenError
@@ -320,8 +310,6 @@ class Reader:
             piece = self._text[self._position : stop]
             self._position = stop
             emit(piece)
-
-    # ------------------------------------------------------------------------------------------------------------ JSON
 
     def string(self) -> Steps[str]:
         """A JSON string. Raises BrokenError."""
@@ -394,8 +382,6 @@ class Reader:
     def at_end(self) -> Steps[bool]:
         """True if no text follows."""
         return self._position == len(self._text) and not (yield from self.more())
-
-    # ----------------------------------------------------------------------------------------------------------- calls
 
     def call(self, name: str, read: Callable[[Emit], Steps[None]]) -> Steps[None]:
         """A call of `name`. `read` passes the arguments to its function as they arrive. Raises BrokenError."""
@@ -502,9 +488,7 @@ def _given(text: str, emit: Emit) -> Steps[None]:
 
 @lru_cache(maxsize=256)
 def _patterns(markers: Collection[str]) -> tuple[re.Pattern[str], re.Pattern[str], int]:
-    """A pattern for one of `markers`, a pattern for a partial one at the end of a text, and the length of the longest
-    one.
-    """
+    """Patterns for one of `markers` and for a partial one at the end of a text, and the length of the longest."""
     beginnings = {marker[:length] for marker in markers for length in range(1, len(marker))}
     ordered = sorted(beginnings, key=len, reverse=True) or ["\0"]
     whole = re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))))

@@ -32,7 +32,6 @@ class TagCalls(Dialect):
     before_value: ClassVar[str] = ""
     after_value: ClassVar[tuple[str, ...]]
     end: ClassVar[str]
-    """Text after the arguments."""
 
     def arguments(self, reader: Reader, name: str, emit: Emit) -> Steps[None]:
         """The arguments up to the end. Raises BrokenError."""

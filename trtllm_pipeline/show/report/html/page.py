@@ -28,26 +28,14 @@ from trtllm_pipeline.base import CellId, Json, Scope, count, duration, fingerpri
 from trtllm_pipeline.measure import Drift, LevelResult, conditions, result, stats
 from trtllm_pipeline.orchestrate import CellResult, CellStatus, ForecastCheck, report_file
 from trtllm_pipeline.show.phrases import without
-from trtllm_pipeline.show.report import time_series
+from trtllm_pipeline.show.report import time_series, writers
 from trtllm_pipeline.show.report.columns import HIGHEST, LOWEST, Column, columns, level_keys
-from trtllm_pipeline.show.report.comparable_loads import Workload, label_of, shortened, words, workloads
+from trtllm_pipeline.show.report.comparable_loads import label_of, shortened, words, workloads
 from trtllm_pipeline.show.report.compare_writers import of_page
 from trtllm_pipeline.show.report.comparison import Comparison
-from trtllm_pipeline.show.report.pareto import pareto_front
+from trtllm_pipeline.show.report.recommendation import pareto_front
 from trtllm_pipeline.show.report.record import Ending, Record, StageRecord
 from trtllm_pipeline.show.report.report_formats import Report
-from trtllm_pipeline.show.report.writers import (
-    CONDITIONS_IN_FULL,
-    conditions_of,
-    failures_of,
-    lengths_of,
-    load_of,
-    loads_of,
-    main_load,
-    moment,
-    notes_of,
-    summary_of,
-)
 
 NAME: Final = "report.html"
 LIMITED: Final = ("ttft_ms", "tpot_ms", "e2e_ms")
@@ -69,8 +57,6 @@ _SYMBOLS: Final = {
     CellStatus.RUNNING: "▶",
     CellStatus.NOT_RUN: "·",
 }
-
-
 _COUNTED: Final = {
     Ending.MADE: "executed",
     Ending.SERVED: "executed",
@@ -81,7 +67,6 @@ _COUNTED: Final = {
 
 
 def write(report: Report) -> None:
-    """Write the page of a run."""
     page = to_html(
         report.rows,
         report.record(),
@@ -139,10 +124,10 @@ def to_html(
         run=record,
         matrix=Path(matrix).name,
         finished=finished,
-        summary=summary_of(rows),
+        summary=writers.summary_of(rows),
         shared=parts,
         short=lambda cell: without(cell, parts),
-        head=[*_facts(record, forecast), *(("load", text) for text in loads_of(rows)[:_LOADS])],
+        head=[*_facts(record, forecast), *(("load", text) for text in writers.loads_of(rows)[:_LOADS])],
         title=_title(rows) or Path(matrix).name or "Pipeline report",
         facts=_opening(rows, Path(matrix).name),
         levels=_levels(rows),
@@ -150,15 +135,15 @@ def to_html(
         columns=_every_column(rows, level),
         rows=rows,
         symbols=_SYMBOLS,
-        failures=failures_of(rows),
-        conditions=conditions_of(rows, CONDITIONS_IN_FULL),
+        failures=writers.failures_of(rows),
+        conditions=writers.conditions_of(rows, writers.CONDITIONS_IN_FULL),
         compared=None if comparison is None else Markup(text_blocks.as_html(of_page(comparison))),  # noqa: S704 - escaped there
-        notes=[(text, count(cells, "cell")) for text, cells in notes_of(rows)],
+        notes=[(text, count(cells, "cell")) for text, cells in writers.notes_of(rows)],
         stages=_stage_summary(record),
         environment=_environment(record),
         metrics=_occurring(rows, record),
         version=__version__,
-        written=moment(time.time()),
+        written=writers.moment(time.time()),
     )
 
 
@@ -207,7 +192,11 @@ def _data(
             of_cell.setdefault(cell, []).append(place)
     full = workloads(rows)
     workload_of_row = shortened(full)
-    fronts = {point for one in set(full) for point in pareto_front(_of(rows, full, one))}
+    fronts = {
+        point
+        for one in set(full)
+        for point in pareto_front(row for row, load in zip(rows, full, strict=True) if load == one)
+    }
     under = {json.dumps(each): each for each in (_under(row) for row in rows)}
     places = {text: place for place, text in enumerate(under)}
     brief = sum(len(stage.log) + len(stage.server_log) for stage in record.stages) <= _LOGS_BYTES
@@ -226,9 +215,9 @@ def _data(
                 **({} if row.highest_concurrency is None else {"highest_concurrency": str(row.highest_concurrency)}),
                 "asked": fingerprint(json.dumps(row.conditions.questions, sort_keys=True))[:12],
                 "accuracy_drift": row.accuracy_drift and _drift(row.accuracy_drift),
-                "measured": moment(row.conditions.measured_s),
-                "tokens": lengths_of(row.levels),
-                "load": load_of(row) if row.levels else "",
+                "measured": writers.moment(row.conditions.measured_s),
+                "tokens": writers.lengths_of(row.levels),
+                "load": writers.load_of(row) if row.levels else "",
                 "workload": words(workload),
                 "under": places[json.dumps(_under(row))],
                 "launch": _launch(row, record, workspace),
@@ -249,10 +238,6 @@ def _server(stages: Sequence[StageRecord]) -> dict[str, str]:
     """The server's own command. Omitted if it is unknown, so that 1000 cells take at most 1.5 MB."""
     known = (stage.server_command for stage in stages if stage.server_command)
     return {"server": command} if (command := next(known, None)) else {}
-
-
-def _of(rows: Sequence[CellResult], workload_of_row: Sequence[Workload], wanted: Workload) -> list[CellResult]:
-    return [row for row, workload in zip(rows, workload_of_row, strict=True) if workload == wanted]
 
 
 def _certain(level: LevelResult) -> dict[str, Any]:
@@ -319,6 +304,7 @@ def _statistics(values: Mapping[str, float | None]) -> dict[str, Any]:
 
 
 def _level(level: LevelResult) -> dict[str, Any]:
+    goodput, due = level.goodput, {name: _statistics(values) for name, values in level.from_schedule.items()}
     return {
         **({"concurrency": level.concurrency} if level.request_rate is None else {"rate": level.request_rate}),
         "requests": level.requests,
@@ -330,14 +316,8 @@ def _level(level: LevelResult) -> dict[str, Any]:
         "repeats": [_short(rate) for one in level.repeats if (rate := one.output_tokens_per_s) is not None],
         **{name: _statistics(values) for name, values in level.latencies.items()},
         # Omitted if empty, so that 1000 cells take at most 1.6 MB. The page adds what follows from the others.
-        **(
-            {}
-            if level.goodput is None
-            else {"goodput": level.goodput.share, "good_out": _short(level.goodput.output_tokens_per_s)}
-        ),
-        **(
-            {"due": {name: _statistics(values) for name, values in due.items()}} if (due := level.from_schedule) else {}
-        ),
+        **({} if goodput is None else {"goodput": goodput.share, "good_out": _short(goodput.output_tokens_per_s)}),
+        **({"due": due} if due else {}),
         **({} if level.gpu_use is None else {"gpu": asdict(level.gpu_use), "joule": _short(level.tokens_per_joule)}),
         **({} if level.triton_use is None else {"triton": _triton(level.triton_use)}),
     }
@@ -405,8 +385,8 @@ def _opening(rows: Sequence[CellResult], matrix: str) -> list[tuple[str, str]]:
     toolchains = [str(row.axes.get("toolchain") or "") for row in rows]
     engine = _some([*toolchains, *(_named(field, value) for field, value in known if value is not None)])
     times = [row.conditions.measured_s for row in measured if row.conditions.measured_s is not None]
-    date = str(moment(max(times)))[:10] if times else ""
-    facts = {"on": hardware, "engine": engine, "load": main_load(rows), "measured": date, "matrix": matrix}
+    date = str(writers.moment(max(times)))[:10] if times else ""
+    facts = {"on": hardware, "engine": engine, "load": writers.main_load(rows), "measured": date, "matrix": matrix}
     return [(name, value) for name, value in facts.items() if value]
 
 
@@ -420,7 +400,6 @@ def _named(field: conditions.Field, value: Json) -> str:
 
 
 def _levels(rows: Sequence[CellResult]) -> list[tuple[str, str]]:
-    """Keys of levels for the page's list, with words."""
     keys = level_keys(rows)
     if len(keys) < 2:
         return [(HIGHEST, result.load_words(keys[0]))] if keys else []
@@ -469,7 +448,7 @@ def _occurring(rows: Sequence[CellResult], record: Record) -> list[result.Metric
 def _facts(record: Record, forecast: ForecastCheck | None) -> list[tuple[str, str]]:
     facts = []
     if record.started_s is not None:
-        facts.append(("started", str(moment(record.started_s))))
+        facts.append(("started", str(writers.moment(record.started_s))))
     if record.seconds is not None:
         facts.append(("duration", duration(record.seconds)))
     endings = Counter(stage.ending for stage in record.stages)
@@ -501,7 +480,7 @@ def _environment(record: Record) -> list[tuple[str, str]]:
     if about is not None:
         facts.append(("command", shlex.join(about.command)))
         if about.ended_s is not None:
-            facts.append(("ended", f"{moment(about.ended_s)}, exit code {about.exit_code}"))
+            facts.append(("ended", f"{writers.moment(about.ended_s)}, exit code {about.exit_code}"))
     facts += [
         (name.replace("_", " "), ", ".join(map(str, value)) if isinstance(value, list) else str(value))
         for name, value in record.request.items()
