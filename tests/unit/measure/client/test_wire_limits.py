@@ -447,7 +447,6 @@ def test_half_a_character_can_be_written() -> None:
 
 def test_a_long_error_is_shortened() -> None:
     message = said('{"error": {"message": {"deep": %s}}}' % ("[" * 500 + "]" * 500)).error
-    assert message is not None
     assert len(message) < 300
 
 
