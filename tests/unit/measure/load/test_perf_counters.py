@@ -214,14 +214,12 @@ def test_gpus_of_a_level_together() -> None:
         ],
         [500.0, 700.0],
     )
-    assert used is not None
     assert (used.devices, used.power_w, used.energy_j, used.memory_bytes) == (2, 170.0, 1200.0, 4 * 10**9)
     assert (used.sm_clock_mhz, used.temperature_c) == (1500.0, 60.0)
     assert read_record(GpuUse, asdict(used)) == used
     assert read_record(GpuUse, {"power_w": 3}) is None
     assert counters.gpu_use([], []) is None
     partly = counters.gpu_use([record(device(100, seconds=range(11)))], [None])
-    assert partly is not None
     assert partly.energy_j is None
 
 
@@ -239,7 +237,6 @@ def test_what_triton_says_of_a_level_is_of_all_its_repeats() -> None:
     ]
     records = [looks(0, (4.0, 0.0, 0.25)), looks(1, (2.0, 3.0, 0.5), (None, None, 0.75))]
     use = counters.triton_use(counted, records, [3.5, None])
-    assert use is not None
     assert use.models == {"engine": {"requests": 40, "queue_ms": 0.5, "compute_infer_ms": 10.0}}
     assert (use.in_flight, use.in_flight_max, use.in_flight_by_client) == (3.0, 4.0, 3.5)
     assert (use.waiting_max, use.kv_cache_use, use.kv_cache_use_max) == (3.0, 0.5, 0.75)
