@@ -85,7 +85,6 @@ def test_chat_template(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text('{"messages": [{"role": "bad", "content": ""}]}', encoding="utf-8")
     with chat_renderer(tmp_path, lambda: False) as render:
-        assert render is not None
         assert render([{"role": "user", "content": "hi"}]) == "<s>[hi]>"
         with pytest.raises(MatrixError, match=r"p\.jsonl:1: messages: .* rejects this conversation: role"):
             read_prompts(path, render)
@@ -161,7 +160,6 @@ def test_a_prompt_has_its_first_token_once(tmp_path: Path, adds: bool, prompt: s
     tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", first)])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     with chat_renderer(tmp_path, lambda: adds) as render:
-        assert render is not None
         text = render([{"role": "user", "content": "hi"}])
     assert text == prompt
     ids = tokenizer.encode(text, add_special_tokens=adds).ids
