@@ -357,7 +357,6 @@ def test_whose_work_is_waited_for_is_told(store: Store) -> None:
     lock = store.work_dir / f"{get.fingerprint}.lock"
     command = [sys.executable, "-c", HOLD, str(lock)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
         assert other.stdout.readline()
         executor, observer = PretendExecutor(), Silent()
         when_polled(executor, 3, other.kill)
