@@ -101,7 +101,6 @@ def test_there_and_back_it_is_the_same_to_the_byte(store: Store, other: Store, u
     assert states(pull(other, url)) == ["done"] * 6
     for each in made:
         got = other.get(each.stage, each.fingerprint)
-        assert got is not None
         assert contents(got.folder) == contents(each.folder)
         assert not any(path.stat().st_mode & 0o222 for path in got.out.rglob("*") if path.is_file())
     assert all(findings == [] for findings in other.verify())
@@ -374,7 +373,6 @@ def test_who_made_it_meanwhile_or_works_on_it_keeps_it(store: Store, other: Stor
     with closing(Remote(url)) as there:
         found = remote_store.compare_to_pull(other, there, [place(busy), place(made)])
         claim = other.claim(busy.fingerprint)
-        assert claim is not None
         publish(other, "b")
         done = list(remote_store.pull(other, there, found, lambda _: (), Progress()))
         claim.release()
