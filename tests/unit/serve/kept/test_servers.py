@@ -131,11 +131,9 @@ def test_damage_is_told_and_ends_nothing(tmp_path: Path, damage: bytes) -> None:
     (folder / "server.json").write_bytes(damage)
     (found,) = find(tmp_path)
     assert found.state is State.FAILED
-    assert found.reason is not None
     assert found.reason.startswith("server.json is damaged")
     assert (found.record, found.cell, found.endpoint()) == (None, None, None)
     lock = claims.take(folder / "lock", remove=False)
-    assert lock is not None
     servers.identify(lock.fd, Keeper.here())
     assert (look(folder).state, look(folder).keeper) == (State.READY, Keeper.here())
     servers.identify(lock.fd, KEEPER)
@@ -160,12 +158,10 @@ def test_an_endpoint_is_that_of_the_gateway_or_of_the_server(tmp_path: Path) -> 
     service = {"http": "h:1", "grpc": "h:2", "metrics": "h:3", "model": "ensemble"}
     (folder / "service.json").write_text(json.dumps(service))
     plain = look(folder).endpoint()
-    assert plain is not None
     assert (plain.openai, plain.model, plain.metrics) == (None, "ensemble", ("http://h:3/metrics",))
     (folder / "gateway.json").write_text(json.dumps({"url": "http://h:4/"}))
     dataclasses.replace(told, gateway=True).write(folder)
     behind = look(folder).endpoint()
-    assert behind is not None
     assert (behind.openai, behind.model, behind.model_folder) == ("http://h:4/v1", "tiny", Path("/m"))
     assert behind.metrics == ("http://h:4/metrics", "http://h:3/metrics")
     (folder / "service.json").write_text(
@@ -174,7 +170,6 @@ def test_an_endpoint_is_that_of_the_gateway_or_of_the_server(tmp_path: Path) -> 
     (folder / "gateway.json").unlink()
     told.write(folder)
     own = look(folder).endpoint()
-    assert own is not None
     assert (own.openai, own.model, own.metrics) == ("http://h:5/v1", "q", ("http://h:5/prometheus/metrics",))
 
 
@@ -187,7 +182,6 @@ def test_time_of_a_state_changes_with_the_state_alone() -> None:
 def test_an_identity_is_written_over_a_longer_one(tmp_path: Path) -> None:
     folder = kept(tmp_path, "one", record())
     lock = claims.take(folder / "lock", remove=False)
-    assert lock is not None
     servers.identify(lock.fd, Keeper(2**22, 2**60, "b" * 36))
     servers.identify(lock.fd, Keeper.here())
     assert look(folder).keeper == Keeper.here()
@@ -198,7 +192,6 @@ def test_an_identity_is_written_over_a_longer_one(tmp_path: Path) -> None:
 def test_a_keeper_that_ended_itself_on_a_full_disk_was_not_killed(tmp_path: Path) -> None:
     folder = kept(tmp_path, "one", record(State.READY, keeper=Keeper(2**22, 1, boot_id())))
     lock = claims.take(folder / "lock", remove=False)
-    assert lock is not None
     servers.identify(lock.fd, Keeper(2**22, 1, boot_id()))
     size = os.fstat(lock.fd).st_size
     servers.identify(lock.fd, Keeper(2**22, 1, boot_id()), (State.FAILED, "\x01ä" * 9999))
