@@ -145,7 +145,6 @@ def test_status_shows_symbols_and_reasons(pipeline: Pipeline) -> None:
 def test_status_shows_what_runs_now(pipeline: Pipeline, store: Store) -> None:
     run = fabricated.stage_run(PLAN, LATER, "convert")
     claim = store.claim(run.fingerprint)
-    assert claim is not None
     attempt = fabricated.begin(store, run)
     (attempt.folder / "progress.json").write_text('{"done": 1000000, "total": 4000000, "unit": "bytes"}')
     _, out, _ = pipeline("status")
@@ -227,7 +226,6 @@ def test_following_ends_with_the_attempt(store: Store) -> None:
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "first\n"
         with attempt.log.open("a") as file:
             file.write("second\n")
