@@ -484,7 +484,6 @@ def test_limits_of_scores_in_points() -> None:
     base = cell("fp16", level(), accuracy={"exact": 0.5})
     assert judge(cell("fp16", level(), accuracy={"exact": 0.49}), base, "accuracy:-1pt") == []
     worse = judged(cell("fp16", level(), accuracy={"exact": 0.47}), base, "accuracy.exact:-1.5pts")
-    assert worse.broken is not None
     assert (str(worse.broken[0].condition), worse.broken[0].to_json()["unit"]) == ("accuracy.exact:-1.5pt", "points")
     assert "| -3.0pt |" in writers.to_markdown(worse)
     from_nothing = cell("fp16", level(), accuracy={"exact": 0.0})
@@ -646,7 +645,6 @@ def test_names_of_workloads_have_no_digest_that_tells_nothing_more() -> None:
 
 def asked_at(**changes: Any) -> Conditions:
     """CONDITIONS with other requests at levels, such as c4=8."""
-    assert CONDITIONS.workload is not None
     levels = CONDITIONS.workload["levels"]
     assert isinstance(levels, list)
     wanted = [entry for entry in levels if isinstance(entry, dict) and f"c{entry['concurrency']}" in changes]
@@ -810,7 +808,6 @@ def test_repeats_of_what_can_never_work_do_not_break_the_gate() -> None:
 
 
 def test_what_not_all_repeats_have_is_left_out_with_a_word(pipeline: Pipeline, tmp_path: Path) -> None:
-    assert CONDITIONS.workload is not None
     levels = CONDITIONS.workload["levels"]
     assert isinstance(levels, list)
     one = other("workload", levels=levels[:1])
