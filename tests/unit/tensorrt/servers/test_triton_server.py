@@ -209,7 +209,6 @@ def test_a_crash_under_a_limit_of_the_address_space_says_so(tmp_path: Path, monk
     assert triton_server.diagnose(-signal.SIGSEGV, path).hint is None
     monkeypatch.setattr(resource, "getrlimit", lambda _: (2_000_000 << 10, resource.RLIM_INFINITY))
     hint = triton_server.diagnose(-signal.SIGSEGV, path).hint
-    assert hint is not None
     assert "1953 MiB" in hint
     assert "ulimit -v unlimited" in hint
     assert triton_server.diagnose(1, path).hint is None
@@ -353,7 +352,6 @@ def test_a_stub_that_no_listing_has_shown_ends_with_its_server(tmp_path: Path) -
     )
     try:
         for each in (left, others):
-            assert each.stdout is not None
             each.stdout.readline()
         server = triton_server.TritonProcess(
             process=subprocess.Popen(["sleep", "60"]),
