@@ -186,10 +186,8 @@ GIB80 = 80 << 30
 )
 def test_a_server_that_allocates_a_share_of_the_gpu_needs_that_share(one: Cell, share: float) -> None:
     needs = expected(toolchains.load(one.toolchain).stage("launch"), one, H100S)
-    assert needs is not None
     assert needs.gpu == round(share * GIB80)
     assert needs.assumed == ()
-    assert needs.gpu_least is not None
     assert needs.gpu_least < needs.gpu
 
 
@@ -203,7 +201,6 @@ def test_a_server_that_allocates_a_share_of_the_gpu_needs_that_share(one: Cell, 
 )
 def test_the_memory_of_other_servers_is_assumed(one: Cell) -> None:
     needs = expected(toolchains.load(one.toolchain).stage("launch"), one, H100S)
-    assert needs is not None
     assert "gpu" in needs.assumed
 
 
@@ -211,7 +208,6 @@ def test_the_memory_of_other_servers_is_assumed(one: Cell) -> None:
 def test_weights_that_do_not_fit_are_kept_in_host_memory_by_a_server_that_can(name: str) -> None:
     stage, parameters = toolchains.load(name).stage("launch"), 50_000_000_000
     needs = expected(stage, cell(name, recipe={**RECIPE, "parameters": parameters}), H100S)
-    assert needs is not None
     assert (needs.gpu, needs.host) == (
         GIB80,
         source_bytes(cell(name, recipe={**RECIPE, "parameters": parameters})) - GIB80,
@@ -240,7 +236,6 @@ def test_groups_of_data_parallel_attention_have_copies_of_it() -> None:
     def least(dp: int) -> int:
         one = cell("sglang", tp=4, ep=4, dp=dp, recipe={**RECIPE, "num_experts": 8})
         needs = expected(toolchains.load("sglang").stage("launch"), one, H100S)
-        assert needs is not None
         assert needs.gpu_least is not None
         return needs.gpu_least
 
@@ -382,7 +377,6 @@ def test_the_version_is_that_of_the_package_that_the_program_belongs_to(
     assert command.version_of([str(program)], ("--version",)) == "version: 6000 (abc)"
     digest = command.version_of([str(program)], ())
     program.write_text("#!/bin/sh\necho another\n")
-    assert digest is not None
     assert digest.startswith("server ")
     assert command.version_of([str(program)], ()) != digest
     assert command.version_of(["/nowhere/server"], ()) is None
