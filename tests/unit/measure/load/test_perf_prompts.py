@@ -212,15 +212,6 @@ def test_prompts_have_the_length_asked_for(tokenizer: Tokenizer, length: int) ->
     assert len({prompt.id for prompt in prompts}) == 6
 
 
-def test_lengths_spread_and_prefixes_differ(tokenizer: Tokenizer) -> None:
-    prompts = made(tokenizer, Workload(input_tokens=100, input_tokens_stddev=20, prompts=40))
-    lengths = [len(tokenizer.encode(prompt.text).ids) for prompt in prompts]
-    assert lengths == [prompt.input_tokens for prompt in prompts]
-    assert 90 < sum(lengths) / 40 < 110
-    assert max(lengths) - min(lengths) > 40
-    assert len({prompt.text[:12] for prompt in prompts}) > 36
-
-
 def test_a_prompt_needs_room_for_special_tokens(tokenizer: Tokenizer) -> None:
     with pytest.raises(StageError, match="cannot have 1 tokens: 1 are special"):
         made(tokenizer, Workload(input_tokens=1, prompts=1))
