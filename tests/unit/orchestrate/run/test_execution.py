@@ -312,13 +312,6 @@ def test_infeasible_is_remembered(store: Store) -> None:
     assert run(plan_of(), store, PretendExecutor()).exit_code == 0
 
 
-def test_a_service_that_does_not_start_fails_the_cell(store: Store) -> None:
-    executor = PretendExecutor({"serve": [StageError("port in use")]})
-    outcome = run(plan_of(), store, executor)
-    assert outcome.exit_code == 1
-    assert "look" not in executor.stages()
-
-
 def test_a_service_that_dies_is_the_cause_of_what_failed_in_it(store: Store) -> None:
     executor = PretendExecutor({"look": [StageError("connection refused")]})
 
