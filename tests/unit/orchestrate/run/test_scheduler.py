@@ -121,12 +121,6 @@ def test_nothing_is_started_on_a_node_that_has_gone() -> None:
     assert scheduler.nodes == [*nodes]
 
 
-def test_a_new_node_is_used() -> None:
-    scheduler = Scheduler([task(name, gpus=1) for name in "tu"], Capacity(4, ("a",), node="one"))
-    scheduler.advance(0)
-    assert scheduler.advance(1, NodeCame(Capacity(4, ("b",), node="two"))) == [Start(sid("u"), ("b",), 1, "two")]
-
-
 def test_what_no_node_can_run_any_more_waits_for_one_and_then_has_failed() -> None:
     nodes = Capacity(4, ("a", "b"), node="one"), Capacity(4, ("c",), node="two")
     scheduler = Scheduler([task("gang", gpus=2), task("after", "gang"), task("small", gpus=1)], *nodes)
@@ -220,19 +214,6 @@ def test_what_was_lost_with_its_node_is_tried_again_whatever_its_retries_but_not
 
 
 # Order and resources.
-
-
-def test_a_chain_runs_in_order_and_ends() -> None:
-    scheduler = Scheduler([task("c", "b"), task("b", "a"), task("a")], Capacity(4))
-    assert scheduler.advance(0) == [Start(sid("a"), (), 1)]
-    assert running(scheduler) == {"a"}
-    assert names(scheduler.advance(1, Finished(sid("a")))) == ["b"]
-    assert names(scheduler.advance(2, Finished(sid("b")))) == ["c"]
-    assert not scheduler.finished
-    assert scheduler.advance(3, Finished(sid("c"))) == []
-    assert scheduler.finished
-    assert scheduler._counts[S.SUCCEEDED] == 3
-    assert running(scheduler) == set()
 
 
 def test_the_longest_remaining_path_goes_first_then_cell_order() -> None:
