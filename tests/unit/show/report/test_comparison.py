@@ -780,9 +780,6 @@ def test_compare_reports_by_file(pipeline: Pipeline, tmp_path: Path) -> None:
     assert json.loads(out)["gate"]["broken"][0]["reason"] == "missing: neither side has this metric"
     assert pipeline("compare", after, before, "--format", "csv", "-o", "x.csv")[:2] == (0, "")
     assert (tmp_path / "x.csv").read_text().startswith("cell,base_cell,level,metric")
-    for path in (str(tmp_path), "not-there/x"):
-        code, out, err = pipeline("compare", after, before, "-o", path)
-        assert (code, out, f"--output {path}: cannot be written" in err) == (2, "", True)
 
 
 def test_several_files_are_repeats(pipeline: Pipeline, tmp_path: Path) -> None:
