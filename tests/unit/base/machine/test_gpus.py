@@ -83,7 +83,7 @@ def nvml(boards: list[Board], *, init_fails: bool = False) -> ModuleType:
     return module
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine with a driver and without a mask, on whose PATH there is nothing but what a test puts there."""
     (tmp_path / "driver").touch()
@@ -103,7 +103,6 @@ def test_a_machine_without_a_driver_is_not_asked(monkeypatch: pytest.MonkeyPatch
     assert seen(monkeypatch, Board("GPU-a")) == Graphics()
 
 
-@pytest.mark.usefixtures("driver")
 def test_gpus_have_their_address_as_sysfs_writes_it_and_slices_that_of_their_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -113,7 +112,6 @@ def test_gpus_have_their_address_as_sysfs_writes_it_and_slices_that_of_their_gpu
     assert [each.bus for each in found.devices] == ["0000:3b:00.0", "0001:d8:00.0", "0001:d8:00.0", None]
 
 
-@pytest.mark.usefixtures("driver")
 def test_nvml_tells_all_there_is_to_know(monkeypatch: pytest.MonkeyPatch) -> None:
     found = seen(monkeypatch, Board(b"GPU-a"), Board("GPU-b", "NVIDIA L4", 23 * GIB, 3 * GIB, (8, 9), processes=2))
     both = (
@@ -129,7 +127,6 @@ def test_nvml_tells_all_there_is_to_know(monkeypatch: pytest.MonkeyPatch) -> Non
     )
 
 
-@pytest.mark.usefixtures("driver")
 def test_a_slice_is_a_device_and_knows_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     piece = Board("MIG-1", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", 9 * GIB, 9 * GIB, capability=None)
     found = seen(monkeypatch, Board("GPU-a"), Board("GPU-b", slices=[piece]), Board("GPU-c", slices=[]))
@@ -140,14 +137,12 @@ def test_a_slice_is_a_device_and_knows_its_gpu(monkeypatch: pytest.MonkeyPatch) 
     assert "GPU 2 is in MIG mode" in found.problems[0]
 
 
-@pytest.mark.usefixtures("driver")
 def test_a_broken_gpu_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     found = seen(monkeypatch, Board("GPU-a", lost=True), Board(None), Board("GPU-c"))
     assert [device.gpu.index for device in found.devices] == [2]
     assert [problem[:5] for problem in found.problems] == ["GPU 0", "GPU 1"]
 
 
-@pytest.mark.usefixtures("driver")
 def test_a_gpu_without_memory_of_its_own_has_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     found = seen(monkeypatch, Board("GPU-a", "NVIDIA GB10", None, capability=(12, 1)))
     text = Path("/proc/meminfo").read_text().split("MemTotal:")[1]
@@ -155,14 +150,12 @@ def test_a_gpu_without_memory_of_its_own_has_the_hosts(monkeypatch: pytest.Monke
     assert found.devices[0].free_bytes is None
 
 
-@pytest.mark.usefixtures("driver")
 def test_a_driver_that_does_not_answer_is_a_problem_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     found = seen(monkeypatch, Board("GPU-a"), init_fails=True)
     assert found.devices == ()
     assert found.problems == ("the NVIDIA driver does not respond: Driver/library version mismatch",)
 
 
-@pytest.mark.usefixtures("driver")
 def test_the_mask_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,5")
     found = seen(monkeypatch, Board("GPU-a"), Board("GPU-b"))
