@@ -3,84 +3,16 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 
+from tests.helpers.nvml import Board, nvml
 from trtllm_pipeline.base.machine import gpus
 from trtllm_pipeline.base.machine.gpus import Device, Graphics, look, visible
 from trtllm_pipeline.base.machine.model import Gpu
 
 GIB = 2**30
-
-
-@dataclass
-class Board:
-    """What the stand-in NVML says of one device; None is "not supported"."""
-
-    uuid: str | bytes | None
-    name: str | None = "NVIDIA H100 80GB HBM3"
-    memory: int | None = 80 * GIB
-    free: int = 79 * GIB
-    capability: tuple[int, int] | None = (9, 0)
-    processes: int = 0
-    slices: list[Board] | None = None
-    """Of a GPU in MIG mode."""
-    lost: bool = field(default=False)
-    bus: str | bytes | None = None
-
-
-def nvml(boards: list[Board], *, init_fails: bool = False) -> ModuleType:
-    """A module with the functions of nvidia-ml-py that are used, over `boards`."""
-    module: Any = ModuleType("pynvml")
-
-    class NVMLError(Exception):
-        pass
-
-    def known(value: Any) -> Any:
-        if value is None:
-            raise NVMLError("Not Supported")
-        return value
-
-    def handle(index: int) -> Board:
-        if boards[index].lost:
-            raise NVMLError("GPU is lost")
-        return boards[index]
-
-    def init() -> None:
-        if init_fails:
-            raise NVMLError("Driver/library version mismatch")
-
-    def memory(board: Board) -> SimpleNamespace:
-        total = known(board.memory)
-        return SimpleNamespace(total=total, free=board.free, used=total - board.free)
-
-    def piece(board: Board, number: int) -> Board:
-        if number >= len(board.slices or ()):
-            raise NVMLError("Not Found")
-        return known(board.slices)[number]
-
-    module.NVMLError = NVMLError
-    module.nvmlInit = init
-    module.nvmlShutdown = lambda: None
-    module.nvmlDeviceGetCount = lambda: len(boards)
-    module.nvmlDeviceGetHandleByIndex = handle
-    module.nvmlDeviceGetHandleByUUID = lambda uuid: next(each for each in boards if each.uuid == uuid.decode())
-    module.nvmlDeviceGetUUID = lambda board: known(board.uuid)
-    module.nvmlDeviceGetName = lambda board: known(board.name)
-    module.nvmlDeviceGetMemoryInfo = memory
-    module.nvmlDeviceGetCudaComputeCapability = lambda board: known(board.capability)
-    module.nvmlDeviceGetComputeRunningProcesses = lambda board: [object()] * board.processes
-    module.nvmlDeviceGetPciInfo = lambda board: SimpleNamespace(busId=known(board.bus))
-    module.nvmlDeviceGetMigMode = lambda board: known((1, 1) if board.slices is not None else None)
-    module.nvmlDeviceGetMaxMigDeviceCount = lambda _board: 7
-    module.nvmlDeviceGetMigDeviceHandleByIndex = piece
-    module.nvmlSystemGetDriverVersion = lambda: b"580.65.06"
-    module.nvmlSystemGetCudaDriverVersion_v2 = lambda: 12080
-    return module
 
 
 @pytest.fixture(autouse=True)
@@ -300,3 +232,8 @@ def test_without_nvml_no_peak_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     peaks.look()
     assert peaks.end("run") is None
     peaks.close()
+
+
+def test_the_names_are_those_of_the_real_library() -> None:
+    real = pytest.importorskip("pynvml")
+    assert [name for name in vars(nvml([])) if name.startswith(("nvml", "NVML")) and not hasattr(real, name)] == []
