@@ -34,11 +34,6 @@ NOTHING = Policy()
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "w")
-
-
-@pytest.fixture
 def key(tmp_path: Path) -> SigningKey:
     return read_key(write_key(tmp_path, "me"))
 

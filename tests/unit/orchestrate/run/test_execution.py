@@ -145,11 +145,6 @@ def own_leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trtllm_pipeline.orchestrate.run.scheduler.BACKOFF_S", 0.01)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "w")
-
-
 def plan_of(
     *precisions: str, until: str | None = None, machine: machines.Machine = MACHINE, **changes: dict[str, Any]
 ) -> Plan:

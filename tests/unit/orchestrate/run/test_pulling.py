@@ -53,13 +53,6 @@ def made(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(tmp_path / "w")
-    yield store
-    store.close()
-
-
-@pytest.fixture
 def url(tmp_path: Path) -> str:
     return str(tmp_path / "remote")
 

@@ -38,11 +38,6 @@ FILES = {"config.json": "{}", "rank0.engine": "weights" * 1000, "deep/same": "we
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "w")
-
-
-@pytest.fixture
 def other(tmp_path: Path) -> Store:
     return Store(tmp_path / "other")
 

@@ -41,11 +41,6 @@ def publish(store: Store, name: str = "a", files: dict[str, str] | None = None, 
     return recorded(store, attempt, key(name), "build/toy/m/fp16", {"duration_s": seconds})
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "w")
-
-
 def test_published_whole_with_log_and_manifest(store: Store) -> None:
     artifact = publish(store)
     assert {path.name for path in artifact.folder.iterdir()} == {"out", "log", "job.json", "manifest.json"}
