@@ -24,7 +24,6 @@ from tests.helpers.trtllm_cells import (
 )
 from tests.standins import templates
 from trtllm_pipeline.base.domain import Cell, Exclusive, Json, Resources
-from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.base.machine import probe
 from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.base.machine.model import Machine
@@ -34,7 +33,7 @@ from trtllm_pipeline.tensorrt.stage.params import key
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 from trtllm_pipeline.tensorrt.toolchains.common_stages import PERF
 from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape
-from trtllm_pipeline.tensorrt.trtllm import backends, llmapi, needs
+from trtllm_pipeline.tensorrt.trtllm import llmapi, needs
 from trtllm_pipeline.tensorrt.trtllm import program_options as options
 
 SERVED = ["launch", "smoke", "perf", "accuracy"]
@@ -658,13 +657,6 @@ def test_the_question_of_the_check_is_settable_and_makes_nothing_else_stale() ->
     run = stage_run(plan(asked), "check")
     assert (run.params.prompt, run.params.max_tokens) == ("Two and two is", 3)
     assert section(run)["timeout_s"] == 9.0
-
-
-def test_a_stage_by_hand_where_nothing_is_installed_ends_in_words() -> None:
-    with pytest.raises(StageError, match="TensorRT-LLM is not installed here") as caught:
-        backends.installed(Machine(cpus=1, cpu="test"))
-    assert caught.value.failure is FailureClass.USER
-    assert caught.value.hint
 
 
 # ------------------------------------------------------------------------------------ what installed programs say
