@@ -239,14 +239,6 @@ def test_the_line_that_calls_itself_an_error_is_the_message(tmp_path: Path) -> N
     assert triton_server.diagnose(1, path).message == "Triton ended with exit status 1; its last line: bye"
 
 
-def test_memory_noise_of_a_server_without_gpu_is_not_a_cause(tmp_path: Path) -> None:
-    path = tmp_path / "server.log"
-    path.write_text(
-        'W1 pinned_memory_manager.cc:170] "failed to allocate pinned system memory: no pinned memory pool"\n'
-    )
-    assert triton_server.diagnose(1, path).failure is FailureClass.BUG
-
-
 def closing(folder: Path, knows: str) -> tuple[list[str], list[str]]:
     """The options for a server whose --help says `knows`."""
     binary = folder / f"tritonserver-{len(list(folder.iterdir()))}"
