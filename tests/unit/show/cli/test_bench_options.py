@@ -105,6 +105,7 @@ def test_names_that_are_the_same_everywhere() -> None:
     ("words", "told"),
     [
         ("--concurrency 1,x", "--concurrency: 'x' is not a whole number"),
+        ("--concurrency 1_0", "--concurrency: '1_0' is not a whole number"),
         ("--concurrency 4,4", "--concurrency 4 is given twice"),
         ("--concurrency 1,0", "should be greater than or equal to 1, not 0"),
         ("--request-rate nan", "--request-rate[0] should be a finite number"),
