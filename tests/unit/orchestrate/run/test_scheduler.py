@@ -121,6 +121,12 @@ def test_nothing_is_started_on_a_node_that_has_gone() -> None:
     assert scheduler.nodes == [*nodes]
 
 
+def test_a_new_node_is_used() -> None:
+    scheduler = Scheduler([task(name, gpus=1) for name in "tu"], Capacity(4, ("a",), node="one"))
+    scheduler.advance(0)
+    assert scheduler.advance(1, NodeCame(Capacity(4, ("b",), node="two"))) == [Start(sid("u"), ("b",), 1, "two")]
+
+
 def test_what_no_node_can_run_any_more_waits_for_one_and_then_has_failed() -> None:
     nodes = Capacity(4, ("a", "b"), node="one"), Capacity(4, ("c",), node="two")
     scheduler = Scheduler([task("gang", gpus=2), task("after", "gang"), task("small", gpus=1)], *nodes)
