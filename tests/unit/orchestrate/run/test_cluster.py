@@ -429,15 +429,21 @@ def test_what_an_earlier_invocation_left_is_adopted_but_for_servers(
     assert [event.id for event in executor.wait(0.0)] == ["build"]
 
 
-@pytest.mark.parametrize("through", ["executor", "through_exchange"])
+@pytest.mark.parametrize(
+    ("through", "scope"),
+    [
+        pytest.param("executor", Scope.SERVICE, id="to a service"),
+        pytest.param("through_exchange", Scope.ARTIFACT, id="while it sends"),
+    ],
+)
 def test_the_pipeline_says_that_it_lives(
-    through: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    through: str, scope: Scope, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor: ClusterExecutor = request.getfixturevalue(through)
-    serve = submit(executor, job(tmp_path, "serve", Scope.SERVICE))
+    sent = submit(executor, job(tmp_path, "sent", scope))
     monkeypatch.setattr(agent, "BEAT_S", -1.0)
     executor.wait(0.0)
-    assert orders(serve)["beat"] == 1
+    assert orders(sent)["beat"] == 1
 
 
 def test_a_plan_is_for_the_types_of_accelerators_that_are_named_or_the_only_one() -> None:
