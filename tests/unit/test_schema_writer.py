@@ -61,7 +61,6 @@ json_schemas.FOLDER, json_schemas.examples = pathlib.Path({str(tmp_path)!r}), ex
 json_schemas.main()
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 128 + signal.SIGTERM

@@ -29,7 +29,6 @@ def test_a_full_disk_is_named_with_what_is_free(tmp_path: Path, monkeypatch: pyt
     room = os.statvfs_result((4096, 4096, 256, 0, 0, 64, 9, 9, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _path: room)
     told = disk.no_room(failing(errno.ENOSPC), tmp_path / "not" / "there")
-    assert told is not None
     assert told.startswith("no space is left on the file system at /")
     assert told.endswith(": 0 B of 1.05 MB are free")
     room = os.statvfs_result((4096, 4096, 256, 9, 9, 64, 0, 0, 0, 255))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 
+from tests.helpers.nvml import Board, nvml
 from trtllm_pipeline.base.machine import gpus
 from trtllm_pipeline.base.machine.gpus import Device, Graphics, look, visible
 from trtllm_pipeline.base.machine.model import Gpu
@@ -17,73 +15,7 @@ from trtllm_pipeline.base.machine.model import Gpu
 GIB = 2**30
 
 
-@dataclass
-class Board:
-    """What the stand-in NVML says of one device; None is "not supported"."""
-
-    uuid: str | bytes | None
-    name: str | None = "NVIDIA H100 80GB HBM3"
-    memory: int | None = 80 * GIB
-    free: int = 79 * GIB
-    capability: tuple[int, int] | None = (9, 0)
-    processes: int = 0
-    slices: list[Board] | None = None
-    """Of a GPU in MIG mode."""
-    lost: bool = field(default=False)
-    bus: str | bytes | None = None
-
-
-def nvml(boards: list[Board], *, init_fails: bool = False) -> ModuleType:
-    """A module with the functions of nvidia-ml-py that are used, over `boards`."""
-    module: Any = ModuleType("pynvml")
-
-    class NVMLError(Exception):
-        pass
-
-    def known(value: Any) -> Any:
-        if value is None:
-            raise NVMLError("Not Supported")
-        return value
-
-    def handle(index: int) -> Board:
-        if boards[index].lost:
-            raise NVMLError("GPU is lost")
-        return boards[index]
-
-    def init() -> None:
-        if init_fails:
-            raise NVMLError("Driver/library version mismatch")
-
-    def memory(board: Board) -> SimpleNamespace:
-        total = known(board.memory)
-        return SimpleNamespace(total=total, free=board.free, used=total - board.free)
-
-    def piece(board: Board, number: int) -> Board:
-        if number >= len(board.slices or ()):
-            raise NVMLError("Not Found")
-        return known(board.slices)[number]
-
-    module.NVMLError = NVMLError
-    module.nvmlInit = init
-    module.nvmlShutdown = lambda: None
-    module.nvmlDeviceGetCount = lambda: len(boards)
-    module.nvmlDeviceGetHandleByIndex = handle
-    module.nvmlDeviceGetHandleByUUID = lambda uuid: next(each for each in boards if each.uuid == uuid.decode())
-    module.nvmlDeviceGetUUID = lambda board: known(board.uuid)
-    module.nvmlDeviceGetName = lambda board: known(board.name)
-    module.nvmlDeviceGetMemoryInfo = memory
-    module.nvmlDeviceGetCudaComputeCapability = lambda board: known(board.capability)
-    module.nvmlDeviceGetComputeRunningProcesses = lambda board: [object()] * board.processes
-    module.nvmlDeviceGetPciInfo = lambda board: SimpleNamespace(busId=known(board.bus))
-    module.nvmlDeviceGetMigMode = lambda board: known((1, 1) if board.slices is not None else None)
-    module.nvmlDeviceGetMaxMigDeviceCount = lambda _board: 7
-    module.nvmlDeviceGetMigDeviceHandleByIndex = piece
-    module.nvmlSystemGetDriverVersion = lambda: b"580.65.06"
-    module.nvmlSystemGetCudaDriverVersion_v2 = lambda: 12080
-    return module
-
-
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine with a driver and without a mask, on whose PATH there is nothing but what a test puts there."""
     (tmp_path / "driver").touch()
@@ -103,7 +35,6 @@ def test_a_machine_without_a_driver_is_not_asked(monkeypatch: pytest.MonkeyPatch
     assert seen(monkeypatch, Board("GPU-a")) == Graphics()
 
 
-@pytest.mark.usefixtures("driver")
 def test_gpus_have_their_address_as_sysfs_writes_it_and_slices_that_of_their_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -113,7 +44,6 @@ def test_gpus_have_their_address_as_sysfs_writes_it_and_slices_that_of_their_gpu
     assert [each.bus for each in found.devices] == ["0000:3b:00.0", "0001:d8:00.0", "0001:d8:00.0", None]
 
 
-@pytest.mark.usefixtures("driver")
 def test_nvml_tells_all_there_is_to_know(monkeypatch: pytest.MonkeyPatch) -> None:
     found = seen(monkeypatch, Board(b"GPU-a"), Board("GPU-b", "NVIDIA L4", 23 * GIB, 3 * GIB, (8, 9), processes=2))
     both = (
@@ -129,7 +59,6 @@ def test_nvml_tells_all_there_is_to_know(monkeypatch: pytest.MonkeyPatch) -> Non
     )
 
 
-@pytest.mark.usefixtures("driver")
 def test_a_slice_is_a_device_and_knows_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     piece = Board("MIG-1", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", 9 * GIB, 9 * GIB, capability=None)
     found = seen(monkeypatch, Board("GPU-a"), Board("GPU-b", slices=[piece]), Board("GPU-c", slices=[]))
@@ -140,14 +69,12 @@ def test_a_slice_is_a_device_and_knows_its_gpu(monkeypatch: pytest.MonkeyPatch) 
     assert "GPU 2 is in MIG mode" in found.problems[0]
 
 
-@pytest.mark.usefixtures("driver")
 def test_a_broken_gpu_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     found = seen(monkeypatch, Board("GPU-a", lost=True), Board(None), Board("GPU-c"))
     assert [device.gpu.index for device in found.devices] == [2]
     assert [problem[:5] for problem in found.problems] == ["GPU 0", "GPU 1"]
 
 
-@pytest.mark.usefixtures("driver")
 def test_a_gpu_without_memory_of_its_own_has_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     found = seen(monkeypatch, Board("GPU-a", "NVIDIA GB10", None, capability=(12, 1)))
     text = Path("/proc/meminfo").read_text().split("MemTotal:")[1]
@@ -155,14 +82,12 @@ def test_a_gpu_without_memory_of_its_own_has_the_hosts(monkeypatch: pytest.Monke
     assert found.devices[0].free_bytes is None
 
 
-@pytest.mark.usefixtures("driver")
 def test_a_driver_that_does_not_answer_is_a_problem_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     found = seen(monkeypatch, Board("GPU-a"), init_fails=True)
     assert found.devices == ()
     assert found.problems == ("the NVIDIA driver does not respond: Driver/library version mismatch",)
 
 
-@pytest.mark.usefixtures("driver")
 def test_the_mask_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,5")
     found = seen(monkeypatch, Board("GPU-a"), Board("GPU-b"))
@@ -278,7 +203,6 @@ def test_a_mask_leaves_what_it_names_in_its_order(mask: str | None, uuids: list[
 def test_an_entry_that_names_nothing_ends_the_mask_and_is_said(mask: str, uuids: list[str], words: str) -> None:
     left, problem = visible(DEVICES, mask)
     assert [device.gpu.uuid for device in left] == uuids
-    assert problem is not None
     assert words in problem
 
 
@@ -308,3 +232,8 @@ def test_without_nvml_no_peak_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     peaks.look()
     assert peaks.end("run") is None
     peaks.close()
+
+
+def test_the_names_are_those_of_the_real_library() -> None:
+    real = pytest.importorskip("pynvml")
+    assert [name for name in vars(nvml([])) if name.startswith(("nvml", "NVML")) and not hasattr(real, name)] == []

@@ -45,6 +45,11 @@ def plan_with(*cells: Cell, stages: tuple[Stage, ...], machine: Machine = MACHIN
     return make_plan(cells, {"toy": toolchain}, machine, digest=lambda name, _cell: (name, "d"))
 
 
+def source_of(plan: Plan) -> dict[str, object]:
+    (download,) = (run for run in plan.stage_runs.values() if run.stage.name == "download")
+    return download.params.source
+
+
 def inputs_of(plan: Plan, cell: Cell) -> dict[str, list[str]]:
     """Stage -> stages that its inputs come from."""
     runs = [plan.stage_runs[run] for run in plan.by_cell[cell.id]]
@@ -182,10 +187,7 @@ def test_a_plan_without_a_hub_stands_on_what_the_recipe_lists(
 ) -> None:
     store = Store(tmp_path / "w")
     plan = planner.plan_of(Request(matrix, assume=LINE), store, guess=True)
-    (download,) = (run for run in plan.stage_runs.values() if run.stage.name == "download")
-    source = download.params.source
-    assert isinstance(source, dict)
-    assert source["hugging_face"] == "Qwen/Qwen2-7B-Instruct"
+    assert source_of(plan)["hugging_face"] == "Qwen/Qwen2-7B-Instruct"
     assert "no hub can be reached, models are planned as in their recipes" in caplog.text
     caplog.clear()
     planner.plan_of(Request(matrix, assume=LINE), store, guess=True)
@@ -198,9 +200,7 @@ def test_a_plan_without_a_hub_shows_the_code_that_it_trusts(matrix: Path) -> Non
         value = f"{{{trusted}: {{modeling.py: '{digest}'}}}}"
         request = Request(matrix, sets=(f"settings.download.trust_remote_code={value}",), assume=LINE)
         plan = planner.plan_of(request, None, guess=True)
-        (download,) = (run for run in plan.stage_runs.values() if run.stage.name == "download")
-        assert isinstance(source := download.params.source, dict)
-        assert source.get("code") == ({"modeling.py": digest} if trusted == "qwen2-7b-instruct" else None)
+        assert source_of(plan).get("code") == ({"modeling.py": digest} if trusted == "qwen2-7b-instruct" else None)
 
 
 def test_nothing_is_guessed_for_a_run_or_where_the_user_has_something_to_do(
@@ -219,11 +219,7 @@ def test_nothing_is_guessed_for_a_run_or_where_the_user_has_something_to_do(
 
 def test_only_the_kind_of_source_that_was_asked_for_is_guessed(matrix: Path) -> None:
     request = Request(matrix, sets=("settings.download.source=modelscope",), assume=LINE)
-    plan = planner.plan_of(request, None, guess=True)
-    (download,) = (run for run in plan.stage_runs.values() if run.stage.name == "download")
-    source = download.params.source
-    assert isinstance(source, dict)
-    assert "modelscope" in source
+    assert "modelscope" in source_of(planner.plan_of(request, None, guess=True))
 
 
 def test_nothing_can_run_on_an_assumed_machine(
@@ -256,14 +252,6 @@ def test_a_machine_without_the_toolchain_can_be_planned_for_but_runs_nothing(mat
     assert "--fit" not in str(refused.value.hint), "memory is not the reason"
 
 
-def test_what_would_fit_is_pointed_to_where_memory_is_the_reason(matrix: Path, tmp_path: Path) -> None:
-    small = "tensorrt_llm==1.0.0,sm=90,gpus=8,gpu_memory_gib=0.1"
-    request = Request(matrix, toolchain="tensorrt_llm", assume=small)
-    with pytest.raises(PlanError, match="GiB on each GPU") as refused:
-        planner.check_feasible(planner.plan_of(request, Store(tmp_path / "w"), guess=True), None)
-    assert "pipeline plan --fit" in str(refused.value.hint)
-
-
 @pytest.mark.parametrize(
     ("change", "hint"),
     [
@@ -283,14 +271,22 @@ def test_another_machine_is_pointed_to_where_the_machine_is_the_reason(matrix: P
     assert refused.value.hint == hint
 
 
-def test_a_refusal_by_an_estimate_points_to_what_would_fit(matrix: Path, tmp_path: Path) -> None:
-    sets = ("axes.parallel=[tp1]", "axes.max_batch_size=[512]", "axes.lengths=['16384,16384']")
-    small = "tensorrt_llm==1.0.0,sm=90,gpus=1,gpu_memory_gib=18"
-    plan = planner.plan_of(
-        Request(matrix, sets, toolchain="tensorrt_llm", assume=small), Store(tmp_path / "w"), guess=True
-    )
-    with pytest.raises(PlanError, match="needs about") as refused:
-        planner.check_feasible(plan, Store(tmp_path / "w"))
+@pytest.mark.parametrize(
+    ("sets", "gpus", "said"),
+    [
+        ((), "gpus=8,gpu_memory_gib=0.1", "GiB on each GPU"),
+        (("axes.max_batch_size=[512]", "axes.lengths=['16384,16384']"), "gpus=1,gpu_memory_gib=18", "needs about"),
+    ],
+    ids=["weights", "an estimate"],
+)
+def test_what_would_fit_is_pointed_to_where_memory_is_the_reason(
+    matrix: Path, tmp_path: Path, sets: tuple[str, ...], gpus: str, said: str
+) -> None:
+    machine = f"tensorrt_llm==1.0.0,sm=90,{gpus}"
+    request = Request(matrix, ("axes.parallel=[tp1]", *sets), toolchain="tensorrt_llm", assume=machine)
+    store = Store(tmp_path / "w")
+    with pytest.raises(PlanError, match=said) as refused:
+        planner.check_feasible(planner.plan_of(request, store, guess=True), store)
     assert str(refused.value.hint).endswith("pipeline plan --fit looks for changes that fit into its memory")
 
 

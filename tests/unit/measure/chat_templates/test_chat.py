@@ -127,7 +127,6 @@ def test_headers_a_date_and_tools() -> None:
     )
     before = date.today()  # noqa: DTZ011 - as the template asks for it
     match = re.search(r"Date: (.*)\n", render(HEADERS))
-    assert match is not None
     assert before <= datetime.strptime(match[1], "%d %b %Y").date() <= date.today()  # noqa: DTZ007, DTZ011
 
 
@@ -261,7 +260,6 @@ def test_one_process_renders_many_and_ends_with_its_renderer(monkeypatch: pytest
 def test_a_process_that_ended_is_told_and_replaced(number: int, failure: FailureClass) -> None:
     with Renderer(Template("{{ messages[0].content }}")) as renderer:
         renderer.render(Chat(ASK))
-        assert renderer._process is not None
         renderer._process.send_signal(number)
         renderer._process.wait()
         with pytest.raises(TemplateError, match=f"its process ended by signal {int(number)}") as caught:
@@ -347,7 +345,6 @@ def test_an_event_loop_renders_as_a_thread_does(monkeypatch: pytest.MonkeyPatch)
         text = '"ä\n' * 400_000
         assert await renderer.render_on_loop(Chat([{"role": "user", "content": text}])) == text
         process = renderer._process
-        assert process is not None
         with pytest.raises(RefusedError, match="rejects this conversation: no"):
             await renderer.render_on_loop(Chat([{"role": "bad", "content": ""}]))
         assert renderer._process is process
@@ -355,7 +352,6 @@ def test_an_event_loop_renders_as_a_thread_does(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(TemplateError, match="its process ended by signal 9"):
             await renderer.render_on_loop(Chat(ASK))
         assert await renderer.render_on_loop(Chat(ASK)) == "Why?"
-        assert renderer._process is not None
         renderer._process.send_signal(signal.SIGSTOP)
         monkeypatch.setattr(chat, "_WAIT", 0.001)
         with pytest.raises(TemplateError, match=r"its process did not respond within 0\.03 s"):

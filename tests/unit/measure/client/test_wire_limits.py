@@ -110,7 +110,6 @@ def framed(*frames: bytes) -> Http2:
     ("frame", "told"),
     [
         (b"\xff\xff\xff\0\0\0\0\0\1", "a frame of 16777215 bytes starts with"),
-        (b"HTTP/1.1 400 Bad Request\r\n", "the port speaks HTTP/1.1, not gRPC$"),
         (
             http2.frame(1, 0, 1, bytes(16_000)) + 3 * http2.frame(9, 0, 1, bytes(16_000)),
             "headers exceed 32768",
@@ -447,7 +446,6 @@ def test_half_a_character_can_be_written() -> None:
 
 def test_a_long_error_is_shortened() -> None:
     message = said('{"error": {"message": {"deep": %s}}}' % ("[" * 500 + "]" * 500)).error
-    assert message is not None
     assert len(message) < 300
 
 

@@ -5,11 +5,12 @@ import json
 import socket
 import sys
 from dataclasses import asdict
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.helpers import metrics_pages
+from tests.helpers.nvml import Board, nvml
 from tests.helpers.waiting import eventually
 from trtllm_pipeline.base.machine import gpus
 from trtllm_pipeline.measure.load import counters
@@ -65,63 +66,19 @@ def test_without_a_gpu_there_are_no_samples() -> None:
     assert all(device["name"] for device in devices)
 
 
-class _Nvml:
-    """One GPU without a load reading, with the names of nvidia-ml-py."""
-
-    NVML_CLOCK_SM = 1
-    NVML_TEMPERATURE_GPU = 0
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self) -> None:
-        self.shut_down = False
-        self.samples = 0
-
-    def nvmlInit(self) -> None: ...  # noqa: N802
-
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        self.shut_down = True
-
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        return 1
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        return index
-
-    def nvmlDeviceGetName(self, _handle: int) -> str:  # noqa: N802
-        return "NVIDIA Something"
-
-    def nvmlDeviceGetUUID(self, _handle: int) -> str:  # noqa: N802
-        return "GPU-1"
-
-    def nvmlDeviceGetPowerUsage(self, _handle: int) -> int:  # noqa: N802
-        self.samples += 1
-        return 70_500
-
-    def nvmlDeviceGetMemoryInfo(self, _handle: int) -> SimpleNamespace:  # noqa: N802
-        return SimpleNamespace(used=1 << 30)
-
-    def nvmlDeviceGetClockInfo(self, _handle: int, kind: int) -> int:  # noqa: N802
-        assert kind == self.NVML_CLOCK_SM
-        return 1410
-
-    def nvmlDeviceGetTemperature(self, _handle: int, sensor: int) -> int:  # noqa: N802
-        assert sensor == self.NVML_TEMPERATURE_GPU
-        return 61
-
-    def nvmlDeviceGetUtilizationRates(self, _handle: int) -> SimpleNamespace:  # noqa: N802
-        raise self.NVMLError("not supported")
+BOARD: dict[str, Any] = {"name": "NVIDIA Something", "memory": 2 << 30, "free": 1 << 30, "milliwatts": 70_500}
+BOARD |= {"sm_mhz": 1410, "celsius": 61}
+"""Of its load nothing is known."""
 
 
 def test_gpus_are_sampled_while_the_block_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = _Nvml()
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)  # type: ignore[arg-type]
+    board = Board("GPU-1", **BOARD)
+    monkeypatch.setitem(sys.modules, "pynvml", module := nvml([board]))
     monkeypatch.setattr(counters, "SAMPLE_S", 0.005)
     with counters.gpus() as devices:
-        assert eventually(lambda: nvml.samples >= 4)
+        assert eventually(lambda: board.reads >= 4)
         assert devices == []
-    assert nvml.shut_down
+    assert module.shut_down
     told = counters.gpu_summary(devices[0])
     assert (told["name"], told["power_w"], told["memory_bytes"]) == ("NVIDIA Something", 70.5, 1 << 30)
     assert (told["sm_clock_mhz"], told["busy_percent"], told["temperature_c"]) == (1410, None, 61)
@@ -162,14 +119,7 @@ def test_gauges_are_looked_at_while_the_block_runs(monkeypatch: pytest.MonkeyPat
 
 
 def test_only_gpus_of_the_servers_process_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Two(_Nvml):
-        def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-            return 2
-
-        def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
-            return f"GPU-{handle}"
-
-    monkeypatch.setitem(sys.modules, "pynvml", Two())  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "pynvml", nvml([Board(uuid, **BOARD) for uuid in ("GPU-0", "GPU-1")]))
     for its_own, expected in ((frozenset({"GPU-1"}), ["GPU-1"]), (frozenset(), ["GPU-0", "GPU-1"])):
         monkeypatch.setattr(gpus, "of_process", lambda pid, found=its_own: found if pid == 7 else frozenset())
         with counters.gpus(7) as devices:
@@ -214,14 +164,12 @@ def test_gpus_of_a_level_together() -> None:
         ],
         [500.0, 700.0],
     )
-    assert used is not None
     assert (used.devices, used.power_w, used.energy_j, used.memory_bytes) == (2, 170.0, 1200.0, 4 * 10**9)
     assert (used.sm_clock_mhz, used.temperature_c) == (1500.0, 60.0)
     assert read_record(GpuUse, asdict(used)) == used
     assert read_record(GpuUse, {"power_w": 3}) is None
     assert counters.gpu_use([], []) is None
     partly = counters.gpu_use([record(device(100, seconds=range(11)))], [None])
-    assert partly is not None
     assert partly.energy_j is None
 
 
@@ -239,7 +187,6 @@ def test_what_triton_says_of_a_level_is_of_all_its_repeats() -> None:
     ]
     records = [looks(0, (4.0, 0.0, 0.25)), looks(1, (2.0, 3.0, 0.5), (None, None, 0.75))]
     use = counters.triton_use(counted, records, [3.5, None])
-    assert use is not None
     assert use.models == {"engine": {"requests": 40, "queue_ms": 0.5, "compute_infer_ms": 10.0}}
     assert (use.in_flight, use.in_flight_max, use.in_flight_by_client) == (3.0, 4.0, 3.5)
     assert (use.waiting_max, use.kv_cache_use, use.kv_cache_use_max) == (3.0, 0.5, 0.75)
@@ -250,17 +197,7 @@ def test_what_triton_says_of_a_level_is_of_all_its_repeats() -> None:
 
 
 def test_a_gpu_that_is_lost_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Lost(_Nvml):
-        def nvmlDeviceGetHandleByIndex(self, _index: int) -> int:  # noqa: N802
-            raise self.NVMLError("GPU is lost")
-
-    monkeypatch.setitem(sys.modules, "pynvml", Lost())  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "pynvml", nvml([Board("GPU-1", lost=True)]))
     with counters.gpus() as devices:
         pass
     assert devices == []
-
-
-def test_the_names_are_those_of_the_real_library() -> None:
-    real = pytest.importorskip("pynvml")
-    for name in vars(_Nvml):
-        assert name.startswith("__") or hasattr(real, name)

@@ -151,10 +151,7 @@ def test_warm_up_is_left_out_of_everything_but_the_steady_window(tmp_path: Path)
 @pytest.mark.parametrize(
     ("record", "check"),
     [
-        (request(0, [], error="boom"), "failures"),
         (request(0, []), "empty_answers"),
-        (request(0, [(10, " three word prompt and more")]), "prompt_echo"),
-        (request(0, [(10, " a b c")], max_tokens=2), "token_count"),
         # The server's counts: more than requested, none for a text, one for a text that cannot be one token.
         (counted(0, [(10, " a b", 11)]), "token_count"),
         (counted(0, [(10, " a", 0)]), "empty_answers"),
@@ -237,7 +234,6 @@ ALIVE = {"type": "server", "pid": 5, "since": 9, "ready": True}
 @pytest.mark.parametrize(
     "end",
     [
-        {**ALIVE, "at": "end", "since": 10},
         {**ALIVE, "at": "end", "since": None},
         {**ALIVE, "at": "end", "ready": False},
         None,
@@ -265,9 +261,6 @@ def client(*, cpu: float = 0.5, wall_ms: int = 2000, lag_ms: tuple[float, ...] =
 @pytest.mark.parametrize(
     ("record", "expected"),
     [
-        (client(), {}),
-        (client(cpu=0.9), {"client_cpu": "invalid"}),
-        (client(cpu=0.9, wall_ms=100), {"client_cpu": "warning"}),
         (client(lag_ms=(0.1,) * 98 + (6,) * 2), {"client_lag": "warning"}),
         (
             client(lag_ms=(0.1,) * 98 + (200,) * 2),
@@ -386,7 +379,6 @@ def test_limits_of_an_open_loop_count_the_wait_for_a_place(tmp_path: Path) -> No
     slos = of_load("ttft_p50=30ms,ttft_p99=30ms,e2e_p50=50ms,tpot_p50=30ms,ttft=30ms")
     result = metrics.analyze(write(tmp_path / "e", *held), Words(), slos)
     (level,) = result.levels
-    assert level.details is not None
     assert [each.missed for each in level.details.objectives] == [
         "ttft_p50 155 ms > 30 ms from the schedule",
         "ttft_p99 290 ms > 30 ms from the schedule (the maximum: 10 requests, a p99 needs 100)",
@@ -469,7 +461,6 @@ def test_goodput_has_rates_if_the_measurement_is_valid(tmp_path: Path) -> None:
     for requests, rates in (((fast, slow), (7.692, 23.077)), ((fast, {**slow, "error": "gone"}), (None, None))):
         result = metrics.analyze(write(tmp_path / "e", *requests), Words(), of_load("tpot=15ms"))
         goodput = result.levels[0].goodput
-        assert goodput is not None
         assert goodput.share == 0.5
         assert (goodput.requests_per_s, goodput.output_tokens_per_s) == rates
         assert "goodput_output_tokens_per_s" in to_text(result)
@@ -489,7 +480,6 @@ def test_a_level_meets_its_objectives_or_says_by_how_much_not(tmp_path: Path) ->
     refused = metrics.analyze(
         write(tmp_path / "f", request(0, [(9, " a")], error="boom")), None, of_load("output_tps=1")
     )
-    assert refused.levels[0].details is not None
     assert refused.levels[0].details.objectives[0].missed == "not judged, since the measurement is not valid: failures"
     assert "\nno rates (not valid: " in to_text(refused)
     assert "rates use the window" not in to_text(refused)

@@ -85,7 +85,6 @@ def test_chat_template(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text('{"messages": [{"role": "bad", "content": ""}]}', encoding="utf-8")
     with chat_renderer(tmp_path, lambda: False) as render:
-        assert render is not None
         assert render([{"role": "user", "content": "hi"}]) == "<s>[hi]>"
         with pytest.raises(MatrixError, match=r"p\.jsonl:1: messages: .* rejects this conversation: role"):
             read_prompts(path, render)
@@ -161,20 +160,10 @@ def test_a_prompt_has_its_first_token_once(tmp_path: Path, adds: bool, prompt: s
     tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", first)])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     with chat_renderer(tmp_path, lambda: adds) as render:
-        assert render is not None
         text = render([{"role": "user", "content": "hi"}])
     assert text == prompt
     ids = tokenizer.encode(text, add_special_tokens=adds).ids
     assert (ids[0], ids.count(first)) == (first, 1)
-
-
-def test_a_chat_template_cannot_leave_its_sandbox(tmp_path: Path) -> None:
-
-    (tmp_path / "chat_template.jinja").write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}", encoding="utf-8")
-    path = tmp_path / "p.jsonl"
-    path.write_text('{"messages": [{"role": "user", "content": ""}]}', encoding="utf-8")
-    with chat_renderer(tmp_path, lambda: False) as render, pytest.raises(MatrixError, match="unsafe"):
-        read_prompts(path, render)
 
 
 def test_the_built_in_prompts() -> None:
@@ -212,15 +201,6 @@ def test_prompts_have_the_length_asked_for(tokenizer: Tokenizer, length: int) ->
     assert {prompt.input_tokens for prompt in prompts} == {length}
     assert prompts == made(tokenizer, Workload(input_tokens=length, prompts=6, seed=4))
     assert len({prompt.id for prompt in prompts}) == 6
-
-
-def test_lengths_spread_and_prefixes_differ(tokenizer: Tokenizer) -> None:
-    prompts = made(tokenizer, Workload(input_tokens=100, input_tokens_stddev=20, prompts=40))
-    lengths = [len(tokenizer.encode(prompt.text).ids) for prompt in prompts]
-    assert lengths == [prompt.input_tokens for prompt in prompts]
-    assert 90 < sum(lengths) / 40 < 110
-    assert max(lengths) - min(lengths) > 40
-    assert len({prompt.text[:12] for prompt in prompts}) > 36
 
 
 def test_a_prompt_needs_room_for_special_tokens(tokenizer: Tokenizer) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.nvml import Board, nvml
 from trtllm_pipeline.measure.load import roofline
 from trtllm_pipeline.measure.load.roofline import bytes_per_token, cpu_bandwidth, limit
 
@@ -97,56 +98,21 @@ def test_reading_memory_takes_time() -> None:
     assert 1e9 < cpu_bandwidth(8 << 20) < 1e13
 
 
-class Nvml:
-    """nvidia-ml-py with one GPU: 5120 bits at 2619 MHz, an H100 SXM's HBM3."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, devices: int = 1, *, wrong: bool = False) -> None:
-        self.devices, self.wrong = devices, wrong
-
-    def nvmlInit(self) -> None:  # noqa: N802
-        if self.wrong:
-            raise self.NVMLError("no driver")
-
-    def nvmlShutdown(self) -> None: ...  # noqa: N802
-
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        return self.devices
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        return index
-
-    def nvmlDeviceGetMemoryBusWidth(self, _device: int) -> int:  # noqa: N802
-        return 5120
-
-    def nvmlDeviceGetMaxClockInfo(self, _device: int, kind: int) -> int:  # noqa: N802
-        assert kind == 2, "the memory's clock"
-        return 2619
-
-
 def test_bandwidth_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml())  # type: ignore[arg-type]
+    """5120 bits at 2619 MHz: an H100 SXM's HBM3."""
+    board = Board("GPU-0", bus_width=5120, memory_mhz=2619)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml([board]))
     bandwidth, source = roofline.gpu_bandwidth()
     assert (bandwidth, source) == (pytest.approx(3.352e12, rel=1e-3), "NVML")  # 3.35 TB/s in its data sheet
-    for none in (Nvml(devices=0), Nvml(wrong=True), None):
+    for none in (nvml([]), nvml([board], init_fails=True), None):
         monkeypatch.setitem(sys.modules, "pynvml", none)  # type: ignore[arg-type]
         assert roofline.gpu_bandwidth()[0] is None
 
 
-class WithoutClocks(Nvml):
-    def nvmlDeviceGetMaxClockInfo(self, _device: int, kind: int) -> int:  # noqa: N802
-        raise self.NVMLError(f"not supported: {kind}")
-
-    def nvmlDeviceGetName(self, _device: int) -> str:  # noqa: N802
-        return "NVIDIA H200"
-
-
 def test_a_gpu_that_does_not_tell_has_its_data_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", WithoutClocks())  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "pynvml", nvml([Board("GPU-0", "NVIDIA H200")]))
     assert roofline.gpu_bandwidth() == (4.8e12, "the data sheet of NVIDIA H200")
-    monkeypatch.setattr(WithoutClocks, "nvmlDeviceGetName", lambda _self, _device: "NVIDIA Unheard-Of")
+    monkeypatch.setitem(sys.modules, "pynvml", nvml([Board("GPU-0", "NVIDIA Unheard-Of")]))
     assert roofline.gpu_bandwidth()[0] is None
 
 
@@ -226,8 +192,3 @@ def test_a_model_runs_on_gpus_where_there_are_some(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(roofline, "gpu_bandwidth", lambda: (None, ""))
     monkeypatch.setattr(roofline, "cpu_bandwidth", lambda _size: 1e9)
     assert limit(folder).pass_s == pytest.approx(1e-3 / roofline.CPU_MARGIN)
-
-
-def test_the_names_are_those_of_the_real_library() -> None:
-    real = pytest.importorskip("pynvml")
-    assert all(name.startswith("__") or name in {"devices", "wrong"} or hasattr(real, name) for name in vars(Nvml))

@@ -54,7 +54,6 @@ def test_intervals_that_end_the_repeats_hold_the_truth(spread: float, wanted: fl
     for _ in range(1000):
         values = repeats_until_narrow(draw, spread, wanted)
         width = relative_half_width(values)
-        assert width is not None
         assert width <= wanted or len(values) == 40
         centre = math.exp(fmean(map(math.log, values)))
         held += centre / (1 + width) <= 100 <= centre * (1 + width)
@@ -162,7 +161,6 @@ def test_bisection_finds_the_known_rate_of_a_queue() -> None:
             return [time_s <= 1 for time_s in sojourns(draw, rate, 1500)]
 
         rate, (low, high), asked = found_rate(draw, answered, 0.95, 1.0)
-        assert rate is not None
         assert (low or 0) <= rate <= (high or math.inf), "the result is in its interval"
         held += (low or 0) <= truth <= (high or math.inf)
         off.append(abs(rate / truth - 1))
@@ -196,9 +194,7 @@ def test_a_sharp_limit_is_found_within_a_step() -> None:
         rate, (low, high), tries = found_rate(
             random.Random(0), lambda rate, limit=limit: [rate <= limit] * 100, 0.95, 1.0
         )
-        assert rate is not None
         assert low == rate
-        assert high is not None
         assert rate <= limit < high <= rate * 1.0502
         assert tries < 24
 
@@ -264,8 +260,6 @@ def found_concurrency(
 @pytest.mark.parametrize("start", [(), (1, 4, 16)])
 def test_the_most_in_flight_is_found_within_a_step(limit: int, start: tuple[int, ...]) -> None:
     low, high, saturated, tried = found_concurrency(lambda each: each <= limit, float, start)
-    assert low is not None
-    assert high is not None
     assert low <= limit < high
     assert high - low <= max(1, 0.05 * low)
     assert saturated is None

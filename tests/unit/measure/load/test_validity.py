@@ -113,7 +113,6 @@ def roofline(pass_ms: float | None) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("pass_ms", "tokens", "expected"),
     [
-        ([9.9], 9, {}),
         ([10.1], 9, {"roofline": "invalid"}),  # TPOT is 10 ms
         ([10.1], 8, {}),  # by the whole time 11.25 ms; of 7 gaps nothing is made
         ([11.3], 8, {"roofline": "invalid"}),
@@ -342,7 +341,6 @@ SPOKEN = {"events": [[(400 * at + 20) * 1_000_000, " a" * 20] for at in range(3)
     ("record", "expected"),
     [
         (reported(20, 39), {"texts": "invalid", "token_count": "warning"}),
-        (reported(20, 38), {"token_count": "warning"}),  # marks around the reasoning
         (reported(20, 39, finish_reason="tool_calls"), {"token_count": "warning"}),
         (reported(20, 16), {"texts": "invalid", "token_count": "warning"}),
         (reported(20, 17), {"token_count": "warning"}),
@@ -369,7 +367,6 @@ def test_a_fixed_length_may_have_tokens_without_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("counts", "expected"),
     [
-        ({"input_tokens": 4, "total_tokens": 7}, {}),
         ({"input_tokens": 4, "total_tokens": 8}, {"usage": "invalid"}),
         ({"input_tokens": 4}, {}),
         ({"input_tokens": 4, "cached_tokens": 4}, {}),

@@ -33,8 +33,6 @@ def steady_and_whole(engine: Engine, planned: Level, tokens: Callable[[int], int
     result = windows(engine.run(planned, tokens), planned.concurrency)
     steady, whole = result["steady"], result["whole"]
     assert headline([result])[0] == "steady"
-    assert steady is not None
-    assert whole is not None
     return steady.output_tokens_per_s, whole.output_tokens_per_s
 
 
@@ -57,7 +55,6 @@ def test_answers_of_one_length_come_in_waves(
     result = windows(engine.run(planned, lambda _: 128, streamed=streamed), concurrency)
     steady, right = result["steady"], engine.tokens_per_s(concurrency, 128)
     assert headline([result])[0] == "steady"
-    assert steady is not None
     assert steady.output_tokens_per_s == pytest.approx(right, rel=0.01)
     assert steady.requests_per_s == pytest.approx(right / 128, rel=0.01)
     assert steady.input_tokens_per_s == pytest.approx(right / 128, rel=0.01)
@@ -130,10 +127,8 @@ def test_a_window_that_is_cut_short_gives_no_headline() -> None:
 
 def test_a_slot_may_take_five_percent_to_send_again_and_not_more() -> None:
     (quick, slow) = (windows(one_after_another(6, gap_ms=gap_ms), 1)["steady"] for gap_ms in (5, 6))
-    assert quick is not None
     assert quick.waves == 5
     assert quick.output_tokens_per_s == pytest.approx(1e3 * 10 / 105, rel=0.01)
-    assert slow is not None
     assert slow.waves == 1
 
 
@@ -143,7 +138,6 @@ def test_warm_up_does_not_count_in_the_whole_window() -> None:
     measured = [timed(1, at, [at + 10 * each for each in range(1, 101)]) for at in (500, 1500)]
     for name in ("whole", "active"):
         window = windows([warm, *measured], 2)[name]
-        assert window is not None
         assert (window.duration_s, window.input_tokens, window.output_tokens, window.requests) == (2.0, 2, 200, 2)
 
 
@@ -159,10 +153,8 @@ def test_the_whole_window_never_shows_more_than_the_server_can_do(
     most = engine.tokens_per_s(concurrency, 128)
     result = windows(engine.run(planned, lambda number: 127 + number % 2, streamed=streamed), concurrency)
     for window in (result["whole"], result["active"]):
-        assert window is not None
         assert window.output_tokens_per_s <= most
         assert window.requests_per_s <= most / 127
-        assert window.input_tokens_per_s is not None
         assert window.input_tokens_per_s <= most / 127
 
 
@@ -172,14 +164,12 @@ def test_the_whole_window_of_an_open_loop_counts_the_measured_requests() -> None
     phases = ["warmup"] * 10 + ["measured"] * 10
     requests = [timed(0, at, [at + 1000], 100, phase=phase) for at, phase in zip(starts, phases, strict=True)]
     whole = windows(requests, None)["whole"]
-    assert whole is not None
     assert (whole.duration_s, whole.requests, whole.output_tokens) == (1.9, 10, 1000)
 
 
 def test_the_whole_window_holds_the_last_text_of_a_request_that_failed() -> None:
     (good,) = one_after_another(1)
     whole = windows([good, timed(0, 100, [120.0, 150.0], error="gone")], 1)["whole"]
-    assert whole is not None
     assert (whole.duration_s, whole.requests) == (0.15, 1)
 
 
@@ -191,15 +181,12 @@ def test_the_steady_window_is_within_the_whole_one(concurrency: int | None) -> N
         each.record["events"] = []
     result = windows([*one_after_another(5), *refused], concurrency)
     whole, steady = result["whole"], result["steady"]
-    assert whole is not None
-    assert steady is not None
     assert (whole.duration_s, steady.duration_s) == (0.5, 0.4)
 
 
 def test_tokens_after_the_last_text_arrive_with_it() -> None:
     (one,) = one_after_another(1)
     whole = windows([replace(one, output_tokens=12)], 1)["whole"]
-    assert whole is not None
     assert whole.output_tokens == 12
 
 
@@ -220,8 +207,6 @@ def test_an_open_loop_counts_when_as_many_are_in_flight_as_later(seconds: float,
     starts = [100.0 * number for number in range(round(10 * seconds) + 1)]
     result = windows([timed(0, at, [at + 10 * each for each in range(1, 101)]) for at in starts], None)
     steady, whole = result["steady"], result["whole"]
-    assert steady is not None
-    assert whole is not None
     assert steady.output_tokens_per_s == pytest.approx(1000, rel=0.01)
     assert whole.output_tokens_per_s < 950
     assert steady.waves == pytest.approx(seconds - 1)

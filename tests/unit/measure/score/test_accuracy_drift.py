@@ -31,7 +31,6 @@ def test_drift_of_a_few_answers() -> None:
     assert (drift_found.pairs, drift_found.unpaired, drift_found.agreement) == (10, 0, 0.6)
     assert drift_found.interval[0] < 0.6 < drift_found.interval[1]
     assert (drift_found.first_divergence_chars["n"], drift_found.first_divergence_chars["p50"]) == (4, 4)
-    assert drift_found.first_divergence_tokens is not None
     assert drift_found.first_divergence_tokens["p50"] == 1
     drift = drift_found.scores["exact"]
     assert (drift.questions, drift.reference, drift.score, drift.difference) == (10, 1.0, 0.6, -0.4)

@@ -29,7 +29,6 @@ def test_rows_say_how_they_are_scored(tmp_path: Path) -> None:
     assert (first.prompt.id, first.metrics, first.references) == ("1", ("exact",), ("b",))
     assert (second.prompt.id, second.metrics, second.choices) == ("x", ("choice",), ("c", "d"))
     assert (third.prompt.id, third.metrics) == ("5", ("numeric", "regex"))
-    assert third.pattern is not None
     assert third.pattern.pattern == r"(\d)"
     assert third.tolerance == NumericTolerance(Decimal("0.05"), relative=True)
     assert third.row["pattern"] == r"(\d)"

@@ -47,88 +47,48 @@ def take(folder: Path, out: Path) -> None:
 # --------------------------------------------------------------------------------------------------------------- links
 
 
-def leads_out(folder: Path, secret: Path) -> None:
-    (folder / "LICENSE").symlink_to(secret)
+OUTSIDE = "a link to .*/secret, outside the model's directory"
+BAD: dict[str, tuple[dict[str, str], str]] = {
+    # what is laid into the model's directory: what it is, or what it links to; and why it is not opened
+    "leads out": ({"LICENSE": "SECRET"}, OUTSIDE),
+    "leads out by dots": ({"sub": "directory", "LICENSE": "sub/../../secret"}, OUTSIDE),
+    "leads out in two steps": ({"first": "SECRET", "LICENSE": "first"}, OUTSIDE),
+    "leads out by a directory": ({"sub": "PARENT", "LICENSE": "sub/secret"}, OUTSIDE),
+    "is in a snapshot whose blobs are a link": ({"LICENSE": "SECRET", "../../blobs": "PARENT"}, OUTSIDE),
+    "leads to a device": ({"LICENSE": "/dev/zero"}, "a link to /dev/zero, outside the model's directory"),
+    "leads to itself": ({"LICENSE": "LICENSE"}, "a link that leads to itself"),
+    "leads nowhere": ({"LICENSE": "nothing"}, "a link that cannot be followed: No such file"),
+    "leads to a directory": ({"sub": "directory", "LICENSE": "sub"}, "a directory, not a file"),
+    "is a pipe": ({"LICENSE": "pipe"}, "a named pipe, not a file"),
+    "leads to a pipe": ({"first": "pipe", "LICENSE": "first"}, "a named pipe, not a file"),
+    "is a socket": ({"LICENSE": "socket"}, "a socket, not a file"),
+}
 
 
-def leads_out_by_dots(folder: Path, secret: Path) -> None:
-    (folder / "LICENSE").symlink_to(f"sub/../../{secret.name}")
-    (folder / "sub").mkdir()
+def lay(path: Path, what: str) -> None:
+    if what == "directory":
+        path.mkdir()
+    elif what == "pipe":
+        os.mkfifo(path)
+    elif what == "socket":
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(path))
+    else:
+        path.symlink_to(what)
 
 
-def leads_out_in_two_steps(folder: Path, secret: Path) -> None:
-    (folder / "first").symlink_to(secret)
-    (folder / "LICENSE").symlink_to("first")
-
-
-def leads_out_by_a_folder(folder: Path, secret: Path) -> None:
-    (folder / "sub").symlink_to(secret.parent)
-    (folder / "LICENSE").symlink_to(f"sub/{secret.name}")
-
-
-def leads_beside_blobs(folder: Path, secret: Path) -> None:
-    """A snapshot's layout whose `blobs` is itself a link."""
-    (folder / "LICENSE").symlink_to(secret)
-    (folder.parent.parent / "blobs").symlink_to(secret.parent)
-
-
-def leads_to_itself(folder: Path, secret: Path) -> None:
-    (folder / "LICENSE").symlink_to("LICENSE")
-
-
-def leads_nowhere(folder: Path, secret: Path) -> None:
-    (folder / "LICENSE").symlink_to("nothing")
-
-
-def leads_to_a_folder(folder: Path, secret: Path) -> None:
-    (folder / "sub").mkdir()
-    (folder / "LICENSE").symlink_to("sub")
-
-
-def is_a_pipe(folder: Path, secret: Path) -> None:
-    os.mkfifo(folder / "LICENSE")
-
-
-def leads_to_a_pipe(folder: Path, secret: Path) -> None:
-    os.mkfifo(folder / "pipe")
-    (folder / "LICENSE").symlink_to("pipe")
-
-
-def is_a_socket(folder: Path, secret: Path) -> None:
-    here = Path.cwd()
-    os.chdir(folder)  # the path of a socket is short
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind("LICENSE")
-    os.chdir(here)
-
-
-def leads_to_a_device(folder: Path, secret: Path) -> None:
-    (folder / "LICENSE").symlink_to("/dev/zero")
-
-
-BAD = [
-    (leads_out, "a link to .*/secret, outside the model's directory"),
-    (leads_out_by_dots, "a link to .*/secret, outside the model's directory"),
-    (leads_out_in_two_steps, "a link to .*/secret, outside the model's directory"),
-    (leads_out_by_a_folder, "a link to .*/secret, outside the model's directory"),
-    (leads_beside_blobs, "a link to .*/secret, outside the model's directory"),
-    (leads_to_a_device, "a link to /dev/zero, outside the model's directory"),
-    (leads_to_itself, "a link that leads to itself"),
-    (leads_nowhere, "a link that cannot be followed: No such file"),
-    (leads_to_a_folder, "a directory, not a file"),
-    (is_a_pipe, "a named pipe, not a file"),
-    (leads_to_a_pipe, "a named pipe, not a file"),
-    (is_a_socket, "a socket, not a file"),
-]
-
-
-@pytest.mark.parametrize(("damage", "words"), BAD, ids=lambda value: getattr(value, "__name__", ""))
-def test_what_is_never_opened(folder: Path, secret: Path, tmp_path: Path, damage: Any, words: str) -> None:
-    if damage is leads_beside_blobs:
+@pytest.mark.parametrize("bad", BAD)
+def test_what_is_never_opened(
+    folder: Path, secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str
+) -> None:
+    laid, words = BAD[bad]
+    if "../../blobs" in laid:
         snapshots = tmp_path / "models--org--name" / "snapshots"
         snapshots.mkdir(parents=True)
         folder = folder.rename(snapshots / "abc")
-    damage(folder, secret)
+    monkeypatch.chdir(folder)  # the path of a socket is short
+    for name, what in laid.items():
+        lay(Path(name), what.replace("SECRET", str(secret)).replace("PARENT", str(secret.parent)))
     for use in (
         lambda: find(folder, "LICENSE"),
         lambda: local.contents(folder, digest_file),

@@ -32,6 +32,12 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    (tmp_path / "out").mkdir()
+    return tmp_path / "out"
+
+
 def test_sources_that_name_their_content_are_pinned_as_they_are() -> None:
     assert resolve([PACKAGE]) == PACKAGE
     assert resolve([{"generated": "llama"}]) == {"generated": "llama", "seed": 0}
@@ -78,11 +84,10 @@ def test_a_local_folder_is_pinned_by_content_alone(folder: Path, tmp_path: Path)
 
 
 def test_local_files_are_taken_and_later_edits_do_not_reach_them(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "_COPIED_BYTES", 50)  # so that the weights are shared
-    pinned, out = resolve([{"local": str(folder)}]), tmp_path / "out"
-    out.mkdir()
+    pinned = resolve([{"local": str(folder)}])
     fetch(pinned, out, progress=lambda *_: None, folder=folder)
     assert {path.name for path in out.iterdir()} == {"config.json", "tokenizer.json", "model.safetensors"}
     (folder / "config.json").write_text('{"edited": true}')
@@ -90,19 +95,17 @@ def test_local_files_are_taken_and_later_edits_do_not_reach_them(
     assert (out / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
-def test_a_local_folder_that_changed_after_planning_is_refused(folder: Path, tmp_path: Path) -> None:
-    pinned, out = resolve([{"local": str(folder)}]), tmp_path / "out"
-    out.mkdir()
+def test_a_local_folder_that_changed_after_planning_is_refused(folder: Path, out: Path) -> None:
+    pinned = resolve([{"local": str(folder)}])
     (folder / "config.json").write_text('{"edited": true}')
     with pytest.raises(DownloadError, match="it changed after it was planned"):
         fetch(pinned, out, progress=lambda *_: None, folder=folder)
 
 
-def test_a_local_folder_of_links_becomes_files(folder: Path, tmp_path: Path) -> None:
-    out, repository = tmp_path / "out", tmp_path / "models--org--name"
+def test_a_local_folder_of_links_becomes_files(folder: Path, tmp_path: Path, out: Path) -> None:
+    repository = tmp_path / "models--org--name"
     linked, blobs = repository / "snapshots" / "abc", repository / "blobs"
     linked.mkdir(parents=True)
-    out.mkdir()
     folder.rename(blobs)
     for path in blobs.iterdir():
         (linked / path.name).symlink_to(Path("../../blobs", path.name))
@@ -130,9 +133,8 @@ def test_the_code_of_a_folder_is_what_python_files_lie_beside_its_weights(folder
     }
 
 
-def test_code_is_taken_when_it_is_named_with_its_digest(folder: Path, tmp_path: Path) -> None:
-    pinned, out = resolve([{"local": str(with_code(folder))}]), tmp_path / "out"
-    out.mkdir()
+def test_code_is_taken_when_it_is_named_with_its_digest(folder: Path, out: Path) -> None:
+    pinned = resolve([{"local": str(with_code(folder))}])
     trusted = {**pinned, "code": {"configuration_phi3.py": hashlib.sha256(CODE).hexdigest()}}
     fetch(trusted, out, progress=lambda *_: None, folder=folder)
     assert (out / "configuration_phi3.py").read_bytes() == CODE
@@ -149,17 +151,14 @@ def test_code_is_taken_when_it_is_named_with_its_digest(folder: Path, tmp_path: 
         ),
     ],
 )
-def test_other_code_than_was_read_is_refused(folder: Path, tmp_path: Path, code: dict[str, str], said: str) -> None:
-    pinned, out = resolve([{"local": str(with_code(folder))}]), tmp_path / "out"
-    out.mkdir()
+def test_other_code_than_was_read_is_refused(folder: Path, out: Path, code: dict[str, str], said: str) -> None:
+    pinned = resolve([{"local": str(with_code(folder))}])
     with pytest.raises(DownloadError, match=said):
         fetch({**pinned, "code": code}, out, progress=lambda *_: None, folder=folder)
 
 
-def test_a_link_by_the_name_of_code_is_not_followed_out_of_the_folder(folder: Path, tmp_path: Path) -> None:
+def test_a_link_by_the_name_of_code_is_not_followed_out_of_the_folder(folder: Path, tmp_path: Path, out: Path) -> None:
     (tmp_path / "secret").write_bytes(CODE)
-    out = tmp_path / "out"
-    out.mkdir()
     with_code(folder)
     (folder / "configuration_phi3.py").unlink()
     (folder / "configuration_phi3.py").symlink_to(tmp_path / "secret")
@@ -175,9 +174,8 @@ def test_what_nobody_can_look_at_is_not_called_unquantized(monkeypatch: pytest.M
         peek.quantized({"hugging_face": "some/model", "revision": "a" * 40}, folder=None, offline=True)
 
 
-def test_without_code_nothing_in_the_folder_asks_for_it(folder: Path, tmp_path: Path) -> None:
-    pinned, out = resolve([{"local": str(with_code(folder))}]), tmp_path / "out"
-    out.mkdir()
+def test_without_code_nothing_in_the_folder_asks_for_it(folder: Path, out: Path) -> None:
+    pinned = resolve([{"local": str(with_code(folder))}])
     fetch(pinned, out, progress=lambda *_: None, folder=folder)
     assert not list(out.glob("*.py"))
     assert json.loads((out / "config.json").read_text()) == {"model_type": "phi3"}
@@ -185,53 +183,33 @@ def test_without_code_nothing_in_the_folder_asks_for_it(folder: Path, tmp_path: 
     assert json.loads((folder / "config.json").read_text()) == BRINGS_CODE, "the original stays"
 
 
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+
+
+def mixed(*algorithms: str) -> dict[str, object]:
+    layers = {str(number): {"quant_algo": each} for number, each in enumerate(algorithms)}
+    return {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+
+
 @pytest.mark.parametrize(
     ("name", "content", "form", "said"),
     [
-        ("config.json", {"quant_method": "fp8"}, "fp8 without blocks of 128 x 128", "fp8 by its config.json"),
-        (
-            "config.json",
-            {"quant_method": "fp8", "weight_block_size": [128, 128]},
-            "fp8_block",
-            "fp8 by its config.json",
-        ),
-        ("config.json", {"quant_method": "fbgemm_fp8"}, "fbgemm_fp8", "fbgemm_fp8 by its config.json"),
-        ("config.json", {"quant_method": "mxfp4"}, "mxfp4", "mxfp4 by its config.json"),
-        ("config.json", {"quant_method": "awq", "bits": 4}, "awq", "awq by its config.json"),
-        ("config.json", {"quant_method": "awq", "bits": 8}, "awq of 8 bits", "awq by its config.json"),
-        ("config.json", {"quant_method": "gptq", "bits": 4, "desc_act": False}, "gptq", "gptq by its config.json"),
-        (
-            "config.json",
-            {"quant_method": "gptq", "bits": 4, "desc_act": True},
-            "gptq_desc_act",
-            "gptq by its config.json",
-        ),
-        (
-            "config.json",
-            {"quant_method": "modelopt", "quant_algo": "NVFP4"},
-            "modelopt without hf_quant_config.json",
-            "NVFP4 by its config.json",
-        ),
-        ("config.json", {}, "an algorithm it does not name", "an algorithm it does not name by its config.json"),
-        ("hf_quant_config.json", {"quant_algo": "NVFP4"}, "nvfp4", "NVFP4 by its hf_quant_config.json"),
-        ("hf_quant_config.json", {"quant_algo": "FP8"}, "fp8", "FP8 by its hf_quant_config.json"),
-        ("hf_quant_config.json", {"quant_algo": "fp8_pb_wo"}, "fp8_block", "fp8_pb_wo by its hf_quant_config.json"),
-        ("hf_quant_config.json", {"quant_algo": "W4A16_AWQ"}, "int4_awq", "W4A16_AWQ by its hf_quant_config.json"),
-        (
-            "hf_quant_config.json",
-            {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": {"quant_algo": "FP8"}}},
-            "mixed",
-            "MIXED_PRECISION by its hf_quant_config.json",
-        ),
-        (
-            "hf_quant_config.json",
-            {
-                "quant_algo": "MIXED_PRECISION",
-                "quantized_layers": {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "W4A16_NVFP4"}},
-            },
-            "mixed_nvfp4",
-            "MIXED_PRECISION by its hf_quant_config.json",
-        ),
+        ("config.json", {"quant_method": "fp8"}, "fp8 without blocks of 128 x 128", "fp8"),
+        ("config.json", {"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8_block", "fp8"),
+        ("config.json", {"quant_method": "fbgemm_fp8"}, "fbgemm_fp8", "fbgemm_fp8"),
+        ("config.json", {"quant_method": "mxfp4"}, "mxfp4", "mxfp4"),
+        ("config.json", {"quant_method": "awq", "bits": 4}, "awq", "awq"),
+        ("config.json", {"quant_method": "awq", "bits": 8}, "awq of 8 bits", "awq"),
+        ("config.json", {"quant_method": "gptq", "bits": 4, "desc_act": False}, "gptq", "gptq"),
+        ("config.json", {"quant_method": "gptq", "bits": 4, "desc_act": True}, "gptq_desc_act", "gptq"),
+        ("config.json", MODELOPT, "modelopt without hf_quant_config.json", "NVFP4"),
+        ("config.json", {}, "an algorithm it does not name", "an algorithm it does not name"),
+        ("hf_quant_config.json", {"quant_algo": "NVFP4"}, "nvfp4", "NVFP4"),
+        ("hf_quant_config.json", {"quant_algo": "FP8"}, "fp8", "FP8"),
+        ("hf_quant_config.json", {"quant_algo": "fp8_pb_wo"}, "fp8_block", "fp8_pb_wo"),
+        ("hf_quant_config.json", {"quant_algo": "W4A16_AWQ"}, "int4_awq", "W4A16_AWQ"),
+        ("hf_quant_config.json", mixed("FP8"), "mixed", "MIXED_PRECISION"),
+        ("hf_quant_config.json", mixed("FP8", "W4A16_NVFP4"), "mixed_nvfp4", "MIXED_PRECISION"),
         ("config.json", None, None, None),
     ],
 )
@@ -241,7 +219,7 @@ def test_what_a_folder_says_of_its_weights(
     section = "quantization_config" if name == "config.json" else "quantization"
     (folder / name).write_text(json.dumps({section: content}))
     found = peek.quantized({"local": "digest"}, folder=folder, offline=True)
-    assert (found and found[:2]) == (None if said is None else (form, said))
+    assert (found and found[:2]) == (None if said is None else (form, f"{said} by its {name}"))
 
 
 def test_a_configuration_that_is_none_says_nothing_of_weights(folder: Path) -> None:

@@ -540,13 +540,3 @@ def test_a_pattern_that_matches_nothing_is_an_error(write: Write, pattern: str, 
 def test_nothing_left_is_an_error(write: Write) -> None:
     with pytest.raises(UsageError, match="also left out"):
         select(cells_of(write()), ["small", "!small*"])
-
-
-def test_ten_thousand_cells_share_their_recipes(write: Write) -> None:
-    axes = {"max_batch_size": list(range(1, 51)), "lengths": [f"{n},16" for n in range(1, 26)]}
-    loaded = load_matrix(
-        write(axes=axes, override=[{"where": {"max_batch_size": n}, "settings": {}} for n in range(1, 26)])
-    )
-    cells = expand(loaded, default_toolchain="embedded")
-    assert len(cells) == 10_000
-    assert len({id(cell.recipe) for cell in cells}) == 2

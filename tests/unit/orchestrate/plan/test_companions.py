@@ -99,24 +99,11 @@ def test_a_method_without_a_model_of_its_own_has_none(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({**HEAD, "hidden_size": 2048}, "is for models with a hidden size of 2048; model has 4096"),
-        ({**HEAD, "hidden_size": 1024, "target_hidden_size": 4096}, None),
-        ({"architectures": ["LlamaForCausalLM"], "hidden_size": 4096}, "is not an EAGLE-3 head"),
-    ],
-)
-def test_a_head_of_another_model_is_refused_before_anything_is_fetched(
-    model: Path, config: dict[str, Any], words: str | None
-) -> None:
-    write(model.parent / "head", config)
-    reason = pinned(asked(model, method="eagle3", model="./head")).reason
-    assert reason is None if words is None else words in str(reason)
-
-
-@pytest.mark.parametrize(
     ("method", "config", "words"),
     [
+        ("eagle3", {**HEAD, "hidden_size": 2048}, "is for models with a hidden size of 2048; model has 4096"),
+        ("eagle3", {**HEAD, "hidden_size": 1024, "target_hidden_size": 4096}, None),
+        ("eagle3", {"architectures": ["LlamaForCausalLM"], "hidden_size": 4096}, "is not an EAGLE-3 head"),
         ("pard", {"vocab_size": 128256}, None),
         ("pard", {"vocab_size": 32000}, "has 32000 words in its vocabulary"),
         ("dflash", {"hidden_size": 4096, "dflash_config": {"mask_token_id": 1}}, None),
@@ -124,7 +111,7 @@ def test_a_head_of_another_model_is_refused_before_anything_is_fetched(
         ("dflash", HEAD, "is not a DFlash model: its config.json has no dflash_config"),
     ],
 )
-def test_models_that_draft_in_one_pass_fit_or_are_refused(
+def test_a_model_that_drafts_for_another_is_refused_before_anything_is_fetched(
     model: Path, method: str, config: dict[str, Any], words: str | None
 ) -> None:
     write(model.parent / "head", config)
@@ -255,27 +242,6 @@ def test_an_adapter_is_a_model_of_its_own_and_every_request_asks_for_it(model: P
     assert asked == [told[name]["lora_request"] for name in ("sql", "chat", "sql")]
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"target_modules": "all-linear"}, None),
-        ({"target_modules": ["model.layers.0.self_attn.q_proj"]}, None),
-        ({"target_modules": ["q_proj", "lm_head"]}, "it changes lm_head; TensorRT-LLM supports q_proj"),
-        ({"target_modules": ".*proj"}, "expected a list of layers"),
-        ({"peft_type": "IA3"}, "it is IA3 by its adapter_config.json; expected LoRA"),
-        ({"use_dora": True}, "it is DoRA"),
-        ({"r": 8192}, "its rank 8192 is more than the hidden size 4096 of model"),
-        ({"r": "16"}, "expected a whole number"),
-    ],
-)
-def test_what_an_adapter_changes_is_looked_at_before_anything_is_fetched(
-    model: Path, change: dict[str, Any], words: str | None
-) -> None:
-    write_adapter(model.parent / "adapter", {**ADAPTER, **change})
-    reason = pinned(with_adapter(model)).reason
-    assert reason is None if words is None else words in str(reason)
-
-
 def test_an_engine_is_built_for_the_rank_and_the_layers_of_its_adapter(model: Path) -> None:
     folder = write_adapter(model.parent / "adapter", ADAPTER)
     found = plan(pinned(with_adapter(model, ENGINES)))
@@ -341,6 +307,14 @@ def test_several_adapters_share_an_engine_for_all_of_them(model: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "build", "words"),
     [
+        ({"target_modules": "all-linear"}, None, None),
+        ({"target_modules": ["model.layers.0.self_attn.q_proj"]}, None, None),
+        ({"target_modules": ["q_proj", "lm_head"]}, None, "it changes lm_head; TensorRT-LLM supports q_proj"),
+        ({"target_modules": ".*proj"}, None, "expected a list of layers"),
+        ({"peft_type": "IA3"}, None, "it is IA3 by its adapter_config.json; expected LoRA"),
+        ({"use_dora": True}, None, "it is DoRA"),
+        ({"r": 8192}, None, "its rank 8192 is more than the hidden size 4096 of model"),
+        ({"r": "16"}, None, "expected a whole number"),
         ({}, {"max_lora_rank": 8}, "its rank 16 is above settings.build.max_lora_rank 8"),
         ({}, {"max_lora_rank": "8"}, "its rank 16 is above settings.build.max_lora_rank 8"),
         ({}, {"--max_lora_rank": 8}, "its rank 16 is above settings.build.max_lora_rank 8"),
@@ -355,11 +329,12 @@ def test_several_adapters_share_an_engine_for_all_of_them(model: Path) -> None:
         ({"lora_bias": True}, {}, "it has a bias"),
     ],
 )
-def test_what_the_runtime_says_at_the_first_request_is_said_before_the_build(
-    model: Path, change: dict[str, Any], build: dict[str, Any], words: str | None
+def test_what_an_adapter_changes_is_looked_at_before_anything_is_fetched_or_built(
+    model: Path, change: dict[str, Any], build: dict[str, Any] | None, words: str | None
 ) -> None:
+    """By PyTorch, and by an engine with settings of its build."""
     write_adapter(model.parent / "adapter", {**ADAPTER, **change})
-    reason = pinned(with_adapter(model, ENGINES, **build)).reason
+    reason = pinned(with_adapter(model) if build is None else with_adapter(model, ENGINES, **build)).reason
     assert reason is None if words is None else words in str(reason)
 
 

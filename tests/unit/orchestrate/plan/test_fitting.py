@@ -56,7 +56,6 @@ def fitted(cell: Cell, machine: Machine) -> tuple[str, ...] | None:
 def test_gpus_that_are_there_cost_less_than_a_smaller_batch() -> None:
     assert fitted(llama(64), gpus(4, 24)) == ("axes.parallel=[tp2pp1]",)
     alone = fitted(llama(64), gpus(1, 24))
-    assert alone is not None
     assert alone[0] == "axes.max_batch_size=[32]"
 
 
@@ -80,7 +79,6 @@ def test_a_smaller_share_of_the_cache_makes_room_for_a_visual_engine() -> None:
 
 def test_the_batch_is_halved_no_further_than_is_enough_with_all_gpus() -> None:
     found = fitted(llama(256), gpus(2, 24))
-    assert found is not None
     assert found[:2] == ("axes.max_batch_size=[128]", "axes.parallel=[tp2pp1]")
 
 
@@ -183,7 +181,6 @@ def test_what_a_draft_model_takes_counts(tmp_path: Path, monkeypatch: pytest.Mon
         return Request(matrix, assume=machine, toolchain="tensorrt_llm")
 
     (reason,) = (cell.reason for cell in planner.plan_of(asked(24), None, guess=True).cells)
-    assert reason is not None
     assert "of memory on each GPU, 24.0 GiB available" in reason
     (lacking,) = fits.fits_of(asked(24), None).fits
     assert lacking.proposal is None, "the one fits, both do not"
@@ -220,7 +217,6 @@ def test_a_layout_that_the_matrix_excludes_is_passed_over(tmp_path: Path) -> Non
     axes = f"{TOO_LARGE}, precision: [fp16], parallel: [tp1, tp2]}}\nexclude: [{{precision: fp16, parallel: tp2}}]\n"
     found = proposed(tmp_path, f"{axes}settings: {{build: {{max_num_tokens: 65536}}", TWO_GPUS)
     (fit,) = found.fits
-    assert fit.proposal is not None
     assert not any("tp2" in each for each in fit.proposal), fit.proposal
     assert not fit.added
 

@@ -31,8 +31,10 @@ NO_GPU = "no GPU; no TensorRT-LLM"
 LABEL = "convert/embedded/small/fp16"
 
 
-def llama(precision: str = "fp16", *, tp: int = 1, batch: int = 8) -> Cell:
-    return trtllm_cells.cell(precision, tp=tp, batch=batch, osl=1408)
+def llama(precision: str = "fp16", *, tp: int = 1, batch: int = 8, **settings: object) -> Cell:
+    """With settings such as `build__max_beam_width`."""
+    said = {name.replace("__", "."): value for name, value in settings.items()}
+    return trtllm_cells.cell(precision, tp=tp, batch=batch, osl=1408, settings=said)
 
 
 def stages(made: Cell) -> tuple[object, ...]:
@@ -139,7 +141,6 @@ def test_a_server_needs_weights_the_cache_of_its_batch_and_what_the_runtime_adds
     weights = 2 * 8.03e9
     assert weights < one.gpu < 1.35 * weights
     assert eight.gpu > one.gpu
-    assert eight.gpu_least is not None
     assert eight.gpu_least < eight.gpu
     halved = needs_of(llama(tp=2, batch=8), "launch")
     assert halved.gpu < 0.65 * eight.gpu
@@ -147,9 +148,7 @@ def test_a_server_needs_weights_the_cache_of_its_batch_and_what_the_runtime_adds
 
 
 def test_a_server_that_streams_weights_keeps_a_share_of_them_on_the_gpu_and_all_on_the_host() -> None:
-    streamed = trtllm_cells.cell(
-        batch=8, osl=1408, settings={"build.weight_streaming": True, "repository.gpu_weights_percent": 0.25}
-    )
+    streamed = llama(build__weight_streaming=True, repository__gpu_weights_percent=0.25)
     whole, part = (needs_of(each, "launch") for each in (llama(), streamed))
     weights = 2 * 8.03e9
     assert whole.gpu - part.gpu == pytest.approx(0.75 * weights, rel=0.1)
@@ -160,21 +159,8 @@ def test_a_server_that_streams_weights_keeps_a_share_of_them_on_the_gpu_and_all_
 
 
 def test_the_cache_gets_a_share_of_what_is_left() -> None:
-    made = llama(batch=8)
-    with_share = [
-        needs_of(
-            dataclasses.replace(
-                made,
-                settings={
-                    **made.settings,
-                    "repository": {**made.settings["repository"], "kv_cache_free_gpu_mem_fraction": share},
-                },
-            ),
-            "launch",
-        ).gpu
-        for share in (0.5, 0.9)
-    ]
-    assert with_share[0] > with_share[1]
+    half, most = (needs_of(llama(repository__kv_cache_free_gpu_mem_fraction=share), "launch") for share in (0.5, 0.9))
+    assert half.gpu > most.gpu
 
 
 def test_a_build_needs_the_engine_on_the_gpu_and_twice_on_the_host() -> None:
@@ -227,7 +213,6 @@ def test_what_needs_more_host_memory_than_there_is_cannot_work() -> None:
     made = llama()
     little = dataclasses.replace(H100, memory_bytes=8 << 30)
     why = estimates.infeasible(made, stages(made), little, no_measurements(little))
-    assert why is not None
     assert "of host memory" in why
     assert why.endswith("; use a machine with more, or a smaller model")
     assert estimates.infeasible(made, stages(made), H100, no_measurements(H100)) is None
@@ -248,7 +233,6 @@ def test_a_refusal_for_memory_has_a_way_on(stage: str, remedy: str) -> None:
     why = estimates.infeasible(
         made, [each for each in stages(made) if each.name == stage], little, no_measurements(little)
     )
-    assert why is not None
     assert why.endswith(f"1.0 GiB available; {remedy}")
 
 
@@ -337,10 +321,7 @@ def test_a_wheel_is_on_the_disk_beside_what_is_unpacked_of_it() -> None:
 
 @pytest.mark.parametrize(("tp", "frontend", "mib"), [(1, "triton", 64), (2, "triton", 192), (2, "trtllm_serve", 128)])
 def test_shared_memory_is_that_of_triton_and_of_ranks(tp: int, frontend: str, mib: int) -> None:
-    made = llama(tp=tp)
-    made = dataclasses.replace(
-        made, settings={**made.settings, "serve": {**made.settings["serve"], "frontend": frontend}}
-    )
+    made = llama(tp=tp, serve__frontend=frontend)
     little = parse("tensorrt_llm==1.0.0,sm=90,gpus=2,shm_gib=0.1")
     launch = toolchains.load(made.toolchain).stage("launch")
     found = estimates.of_stage(needs_of(made, "launch"), launch, made, little, no_measurements(little), "x")
@@ -364,9 +345,8 @@ def test_a_run_that_its_disk_cannot_hold_leaves_no_run(tmp_path: Path, monkeypat
 
 def test_the_error_of_a_server_of_long_prompts_is_that_of_its_activations() -> None:
     usual = needs_of(llama(), "launch")
-    asked = {"max_num_tokens": 128_000, "gather_context_logits": True}
-    changed = {**llama().settings, "build": {**llama().settings["build"], **asked}}
-    at_once = needs_of(dataclasses.replace(llama(batch=1), isl=127_000, osl=1_000, settings=changed), "launch")
+    long = llama(batch=1, build__max_num_tokens=128_000, build__gather_context_logits=True)
+    at_once = needs_of(dataclasses.replace(long, isl=127_000, osl=1_000), "launch")
     assert usual.error == 0.15
     activations = 39.6e9  # measured, with the logits of every token
     assert at_once.gpu * (1 + at_once.error) > at_once.gpu + 0.3 * activations
@@ -374,10 +354,7 @@ def test_the_error_of_a_server_of_long_prompts_is_that_of_its_activations() -> N
 
 def test_rows_that_nobody_asked_for_are_as_many_as_fit() -> None:
     little = parse("tensorrt_llm==1.0.0,sm=90,gpus=1,gpu_memory_gib=20,examples=no")
-    made = llama("fp8")
-    asked = dataclasses.replace(
-        made, settings={**made.settings, "quantize": {**made.settings["quantize"], "batch_size": 64}}
-    )
+    made, asked = llama("fp8"), llama("fp8", quantize__batch_size=64)
     quantize = toolchains.load(made.toolchain).stage("quantize")
 
     def verdict(cell: Cell) -> str:

@@ -73,7 +73,6 @@ def test_what_runs_now_was_not_interrupted(tmp_path: Path) -> None:
     convert = fabricated.stage_run(now, CELL, "convert")
     with closing(Store(tmp_path / "w")) as store:
         claim = store.claim(convert.fingerprint)
-        assert claim is not None
         fabricated.begin(store, convert)
         assert reasons(now, [convert.id], store) == {convert.id: "another process works on it now"}
         claim.release()

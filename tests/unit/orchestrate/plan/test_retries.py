@@ -125,33 +125,28 @@ def test_a_change_that_cannot_matter_to_what_failed_is_not_made() -> None:
     ]
 
 
-def test_values_are_tried_in_their_order_and_then_it_is_over() -> None:
-    machine, asked = (
-        Machine(),
-        cell(batch=BATCH, settings={"retry.oom": {"kv_cache_free_gpu_mem_fraction": [0.8, 0.6]}}),
-    )
+@pytest.mark.parametrize(
+    ("stage", "setting", "values", "said"),
+    [
+        ("launch", "kv_cache_free_gpu_mem_fraction", [0.8, 0.6], "0.9 -> 0.8 -> 0.6"),
+        ("launch", "max_tokens_in_paged_kv_cache", [4096], "not set -> 4096"),
+        (
+            "build",
+            "max_num_tokens",
+            [TOKENS, 4096, 2048],
+            "8192 -> 4096 -> 2048",
+        ),  # what changes nothing is passed over
+    ],
+)
+def test_values_are_tried_in_their_order_and_then_it_is_over(
+    stage: str, setting: str, values: list[float], said: str
+) -> None:
+    machine, asked = Machine(), cell(batch=BATCH, settings={"retry.oom": {setting: values}})
     for _ in range(4):
         planned = machine.plan(asked)
-        machine.fails(planned, "launch", asked)
-    assert changed(planned) == [
-        "settings.repository.kv_cache_free_gpu_mem_fraction 0.9 -> 0.8 -> 0.6: launch ran out of memory"
-    ]
-
-
-def test_a_setting_without_a_value_gets_one() -> None:
-    machine, asked = Machine(), cell(settings={"retry.oom": {"max_tokens_in_paged_kv_cache": [4096]}})
-    machine.fails(machine.plan(asked), "launch", asked)
-    assert changed(machine.plan(asked)) == [
-        "settings.repository.max_tokens_in_paged_kv_cache not set -> 4096: launch ran out of memory"
-    ]
-
-
-def test_a_value_that_changes_nothing_is_passed_over() -> None:
-    machine, asked = Machine(), cell(batch=BATCH, settings={"retry.oom": {"max_num_tokens": [TOKENS, 4096, 2048]}})
-    for _ in range(4):
-        planned = machine.plan(asked)
-        machine.fails(planned, "build", asked)
-    assert changed(planned) == ["settings.build.max_num_tokens 8192 -> 4096 -> 2048: build ran out of memory"]
+        machine.fails(planned, stage, asked)
+    section = "build" if stage == "build" else "repository"
+    assert changed(planned) == [f"settings.{section}.{setting} {said}: {stage} ran out of memory"]
 
 
 LESS = (

@@ -183,7 +183,6 @@ def test_without_a_word_of_what_is_needed_only_what_was_left_is_removed(
     assert "would be removed: 3 attempts of killed runs, 1 partial transfer with 6.0 MB" in capsys.readouterr().out
     assert attempt.folder.is_dir()
     claim = store.claim(Fingerprint("1" * 32))
-    assert claim is not None
     assert main(words) == 0
     assert [each.is_dir() for each in (attempt.folder, pulled, other, old, new)] == [False, True, False, False, True]
     claim.release()
@@ -215,7 +214,6 @@ def test_while_a_run_uses_what_it_found_nothing_is_removed_and_no_run_begins_mea
         store.remove(lambda: gone)
     assert store.remove(lambda: gone[:1]) == gone[:1]
     alone = claims.take(store.work_dir / "users.lock", remove=False)
-    assert alone is not None
     with pytest.raises(StateError, match="removing unused artifacts"), store.in_use():
         pass
     alone.release()
@@ -244,7 +242,6 @@ def test_nothing_is_removed_while_something_runs(store: Store) -> None:
     asked(store, fabricated.plan(FP16), days=1)
     gone = unused(store, 30)
     claim = store.claim(fabricated.stage_run(fabricated.plan(INT4), INT4, "perf").fingerprint)
-    assert claim is not None
     with pytest.raises(StateError, match="a run in this workspace may need"):
         store.remove(lambda: gone)
     claim.release()

@@ -29,11 +29,6 @@ from trtllm_pipeline.orchestrate.store.store import Store
 KINDS = {"ed25519": ed25519.Ed25519PrivateKey.generate, "p256": lambda: ec.generate_private_key(ec.SECP256R1())}
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "w")
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_securesystemslib_verifies_what_is_signed_here(store: Store, tmp_path: Path, kind: str) -> None:
     key = read_key(write_key(tmp_path, "me", KINDS[kind]()))

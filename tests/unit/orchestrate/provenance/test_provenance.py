@@ -34,11 +34,6 @@ NOTHING = Policy()
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "w")
-
-
-@pytest.fixture
 def key(tmp_path: Path) -> SigningKey:
     return read_key(write_key(tmp_path, "me"))
 
@@ -46,6 +41,20 @@ def key(tmp_path: Path) -> SigningKey:
 def sign(store: Store, folder: Path, key: SigningKey, *, anonymous: bool = False) -> Envelope:
     assert provenance.sign(store, folder, key, anonymous=anonymous)
     return provenance.envelope_of(folder)
+
+
+@pytest.fixture
+def signed(store: Store, key: SigningKey) -> Artifact:
+    artifact = publish(store)
+    provenance.sign(store, artifact.folder, key)
+    return artifact
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> SigningKey:
+    """The key of somebody else."""
+    (tmp_path / "theirs").mkdir()
+    return read_key(write_key(tmp_path / "theirs", "me"))
 
 
 @pytest.fixture
@@ -242,16 +251,14 @@ def test_a_change_of_any_field_breaks_the_signature(store: Store, key: SigningKe
     assert tried > 30
 
 
-def test_a_flipped_bit_anywhere_in_the_envelope_is_found(store: Store, key: SigningKey, strict: Policy) -> None:
-    artifact = publish(store)
-    provenance.sign(store, artifact.folder, key)
-    sound = (artifact.folder / ENVELOPE).read_bytes().rstrip(b"\n")
+def test_a_flipped_bit_anywhere_in_the_envelope_is_found(signed: Artifact, strict: Policy) -> None:
+    sound = (signed.folder / ENVELOPE).read_bytes().rstrip(b"\n")
     harmless = []
     for place in range(0, len(sound), 11):
         flipped = bytearray(sound)
         flipped[place] ^= 1 << (place % 8)
-        (artifact.folder / ENVELOPE).write_bytes(flipped)
-        if provenance.check(artifact.folder, strict) == ():
+        (signed.folder / ENVELOPE).write_bytes(flipped)
+        if provenance.check(signed.folder, strict) == ():
             harmless.append(place)
     start = sound.index(b'"keyid":"')
     allowed = range(start, sound.index(b'"sig"'))  # nobody relies on the name of the key
@@ -383,10 +390,8 @@ def test_a_swapped_signature_is_wrong(store: Store, key: SigningKey, strict: Pol
 
 
 def test_another_user_s_key_is_not_trusted_whatever_it_is_called(
-    store: Store, key: SigningKey, strict: Policy, tmp_path: Path
+    store: Store, key: SigningKey, strict: Policy, theirs: SigningKey
 ) -> None:
-    (tmp_path / "theirs").mkdir()
-    theirs = read_key(write_key(tmp_path / "theirs", "me"))
     artifact = publish(store)
     envelope = sign(store, artifact.folder, theirs)
     assert "no trusted key signed it" in messages(artifact, strict)
@@ -397,9 +402,9 @@ def test_another_user_s_key_is_not_trusted_whatever_it_is_called(
         assert "no trusted key signed it" in messages(artifact, strict)
 
 
-def test_a_second_signature_keeps_the_first(store: Store, key: SigningKey, strict: Policy, tmp_path: Path) -> None:
-    (tmp_path / "theirs").mkdir()
-    theirs = read_key(write_key(tmp_path / "theirs", "her"))
+def test_a_second_signature_keeps_the_first(
+    store: Store, key: SigningKey, strict: Policy, theirs: SigningKey, tmp_path: Path
+) -> None:
     artifact = publish(store)
     first = sign(store, artifact.folder, key)
     second = sign(store, artifact.folder, theirs)
@@ -469,11 +474,9 @@ def test_names_that_stand_twice_in_an_envelope_are_refused(store: Store, key: Si
 
 @pytest.mark.parametrize("kind", ["link", "directory", "pipe", "huge", "empty"])
 def test_what_is_no_file_of_sensible_size_is_not_read(
-    store: Store, key: SigningKey, strict: Policy, kind: str, tmp_path: Path
+    signed: Artifact, strict: Policy, kind: str, tmp_path: Path
 ) -> None:
-    artifact = publish(store)
-    provenance.sign(store, artifact.folder, key)
-    path = artifact.folder / ENVELOPE
+    path = signed.folder / ENVELOPE
     moved = tmp_path / "moved"
     path.rename(moved)
     if kind == "link":
@@ -493,7 +496,7 @@ def test_what_is_no_file_of_sensible_size_is_not_read(
             "directory": "is not a file",
             "pipe": "is not a file",
             "huge": "more than 65536 KiB",
-        }.get(kind, "strict JSON") in messages(artifact, policy)
+        }.get(kind, "strict JSON") in messages(signed, policy)
 
 
 def change_file(artifact: Artifact) -> None:
@@ -528,13 +531,11 @@ def remove_file(artifact: Artifact) -> None:
     ],
 )
 def test_files_are_read_where_something_was_signed(
-    store: Store, key: SigningKey, strict: Policy, harm: Callable[[Artifact], None], said: str
+    signed: Artifact, strict: Policy, harm: Callable[[Artifact], None], said: str
 ) -> None:
-    artifact = publish(store)
-    provenance.sign(store, artifact.folder, key)
-    harm(artifact)
+    harm(signed)
     for policy in (strict, NOTHING):
-        assert said in messages(artifact, policy)
+        assert said in messages(signed, policy)
 
 
 def test_files_changed_together_with_their_manifest_do_not_fit_the_statement(
@@ -582,9 +583,9 @@ def test_a_signature_made_elsewhere_is_taken_over_if_it_fits(
     assert provenance.check(other.folder, NOTHING) == ()
 
 
-def test_an_envelope_does_not_push_out_another_s(store: Store, key: SigningKey, tmp_path: Path) -> None:
-    (tmp_path / "theirs").mkdir()
-    theirs = read_key(write_key(tmp_path / "theirs", "her"))
+def test_an_envelope_does_not_push_out_another_s(
+    store: Store, key: SigningKey, theirs: SigningKey, tmp_path: Path
+) -> None:
     artifact = publish(store, made_by={"user": "ann"})
     mine = sign(store, artifact.folder, key)
     hers = Envelope(mine.payload, (theirs.sign(mine.signed_bytes),))
@@ -611,10 +612,8 @@ def test_an_envelope_does_not_push_out_another_s(store: Store, key: SigningKey, 
     ],
 )
 def test_nobody_signs_below_another_s_lies(
-    store: Store, key: SigningKey, tmp_path: Path, lie: Callable[[dict[str, Any]], None]
+    store: Store, key: SigningKey, theirs: SigningKey, lie: Callable[[dict[str, Any]], None]
 ) -> None:
-    (tmp_path / "theirs").mkdir()
-    theirs = read_key(write_key(tmp_path / "theirs", "mallory"))
     artifact = publish(store)
     resigned(artifact, theirs, lie)
     assert provenance.check(artifact.folder, NOTHING) == (), "what only a signature vouches for"
@@ -657,20 +656,17 @@ def test_a_killed_signer_leaves_nothing_in_the_artifact(store: Store, key: Signi
 def test_nobody_signs_what_another_process_works_on(store: Store, key: SigningKey) -> None:
     artifact = publish(store)
     claim = store.claim(artifact.fingerprint)
-    assert claim is not None
     with pytest.raises(StateError, match="another process works on it"):
         provenance.sign(store, artifact.folder, key)
     claim.release()
     provenance.sign(store, artifact.folder, key)
 
 
-def test_repair_and_verify_keep_the_envelope(store: Store, key: SigningKey, strict: Policy) -> None:
-    artifact = publish(store)
-    provenance.sign(store, artifact.folder, key)
-    (artifact.folder / "log").write_text("changed")
-    assert [each.kind for each in inspect(artifact.folder, contents=True)] == [Kind.RECORD]
+def test_repair_and_verify_keep_the_envelope(store: Store, signed: Artifact, strict: Policy) -> None:
+    (signed.folder / "log").write_text("changed")
+    assert [each.kind for each in inspect(signed.folder, contents=True)] == [Kind.RECORD]
     store.repair()
-    assert provenance.check(artifact.folder, strict) == (), "the log that is gone was only a byproduct"
+    assert provenance.check(signed.folder, strict) == (), "the log that is gone was only a byproduct"
     assert list(store.verify(lambda folder: provenance.check(folder, strict, contents=False))) == [[]]
 
 

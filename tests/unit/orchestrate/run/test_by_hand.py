@@ -114,7 +114,6 @@ def another_invocation() -> Iterator[tuple[bool, int]]:
     """Another process that builds, for as long as the block runs; whether it was let in, and its process id."""
     words = [sys.executable, "-c", BUILDS]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         yield process.stdout.readline() == "in\n", process.pid
         process.communicate("\n")
 
@@ -211,7 +210,6 @@ with by_hand._leased(None, "build", Scope.ARTIFACT, Exclusive.NONE, {}) as (_, h
 
 def test_a_lease_is_held_until_the_last_process_that_uses_the_gpu_is_gone(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", HELD], stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
         assert process.stderr.readline() == "up\n"
         (child,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
         process.send_signal(signal.SIGKILL)

@@ -112,8 +112,7 @@ def orders(of: Job) -> dict[str, object]:
 def test_a_job_that_names_a_node_goes_to_the_cluster_and_its_answer_comes_back(
     pretend: PretendCluster, executor: ClusterExecutor, tmp_path: Path
 ) -> None:
-    build = job(tmp_path, "build", resources=Resources(gpus=2))
-    executor.submit(build, [])
+    build = submit(executor, job(tmp_path, "build", resources=Resources(gpus=2)))
     assert executor.wait(0.0) == []
     answer(build, ended={"build": False})
     pretend.ended["ticket 1"] = None
@@ -132,14 +131,12 @@ def test_a_job_without_a_node_runs_here(pretend: PretendCluster, executor: Clust
 def test_why_it_failed_is_what_its_node_left(
     pretend: PretendCluster, executor: ClusterExecutor, tmp_path: Path
 ) -> None:
-    build = job(tmp_path, "build")
-    executor.submit(build, [])
+    build = submit(executor, job(tmp_path, "build"))
     failure.write(Path(build.attempt), StageError("build: no room", failure=FailureClass.USER, hint="make some"))
     answer(build, ended={"build": True})
     pretend.ended["ticket 1"] = None
     (event,) = executor.wait(0.0)
     assert isinstance(event, Ended)
-    assert event.error is not None
     assert (event.error.message, event.error.failure, event.error.hint) == (
         "build: no room",
         FailureClass.USER,
@@ -187,14 +184,12 @@ def test_what_has_not_begun_is_cancelled_and_what_has_begun_is_asked_first(
 def test_an_agent_that_ends_without_an_answer_has_lost_it(
     pretend: PretendCluster, executor: ClusterExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build = job(tmp_path, "build")
-    executor.submit(build, [])
+    submit(executor, job(tmp_path, "build"))
     pretend.ended["ticket 1"] = None
     assert executor.wait(0.0) == [], "the answer may still come, over a slow file system"
     monkeypatch.setattr(cluster, "_ANSWER_S", 0.0)
     (event,) = executor.wait(0.0)
     assert isinstance(event, Ended)
-    assert event.error is not None
     assert event.error.failure is FailureClass.LOST
 
 
@@ -315,15 +310,6 @@ def test_an_agent_waits_as_long_as_the_pipeline_lives(tmp_path: Path, monkeypatc
         assert waiting.result(60.0) == {"job": "it"}
 
 
-def test_the_pipeline_says_that_it_lives_while_it_sends(
-    through_exchange: ClusterExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build = submit(through_exchange, job(tmp_path, "build"))
-    monkeypatch.setattr(agent, "BEAT_S", -1.0)
-    through_exchange.wait(0.0)
-    assert orders(build)["beat"] == 1
-
-
 @pytest.mark.parametrize("asked", ["send_files", "read"])
 def test_what_nobody_foresaw_in_the_pool_is_said(
     through_exchange: ClusterExecutor,
@@ -342,7 +328,6 @@ def test_what_nobody_foresaw_in_the_pool_is_said(
     prompts.touch()
     submit(through_exchange, job(tmp_path, "build", files={"prompts": str(prompts)}))
     error = end(through_exchange).error
-    assert error is not None
     assert error.message.endswith(": RuntimeError: odd")
     assert error.failure is FailureClass.TRANSIENT
 
@@ -444,14 +429,21 @@ def test_what_an_earlier_invocation_left_is_adopted_but_for_servers(
     assert [event.id for event in executor.wait(0.0)] == ["build"]
 
 
+@pytest.mark.parametrize(
+    ("through", "scope"),
+    [
+        pytest.param("executor", Scope.SERVICE, id="to a service"),
+        pytest.param("through_exchange", Scope.ARTIFACT, id="while it sends"),
+    ],
+)
 def test_the_pipeline_says_that_it_lives(
-    pretend: PretendCluster, executor: ClusterExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    through: str, scope: Scope, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    serve = job(tmp_path, "serve", Scope.SERVICE)
-    executor.submit(serve, [])
+    executor: ClusterExecutor = request.getfixturevalue(through)
+    sent = submit(executor, job(tmp_path, "sent", scope))
     monkeypatch.setattr(agent, "BEAT_S", -1.0)
     executor.wait(0.0)
-    assert orders(serve)["beat"] == 1
+    assert orders(sent)["beat"] == 1
 
 
 def test_a_plan_is_for_the_types_of_accelerators_that_are_named_or_the_only_one() -> None:
@@ -509,7 +501,6 @@ def test_an_agent_runs_a_job_as_this_machine_would(tmp_path: Path, monkeypatch: 
     agent.folder_of(Path(build.attempt)).mkdir()
     agent.run(Path(build.attempt))
     answers = read_object(agent.folder_of(Path(build.attempt)) / agent.ANSWERS)
-    assert answers is not None
     assert answers["ended"]["build"]["failed"] is False
 
 
@@ -521,7 +512,6 @@ def test_an_agent_whose_pipeline_is_gone_ends_its_service(tmp_path: Path, monkey
     agent.folder_of(Path(serve.attempt)).mkdir()
     agent.run(Path(serve.attempt))
     answers = read_object(agent.folder_of(Path(serve.attempt)) / agent.ANSWERS)
-    assert answers is not None
     assert answers["ended"]["serve"]["failed"] is True
 
 

@@ -15,8 +15,6 @@ from trtllm_pipeline.base.domain import Exclusive
 def makespan() -> ModuleType:
     path = Path(__file__).parents[4] / "benchmarks" / "makespan.py"
     spec = importlib.util.spec_from_file_location("makespan", path)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -53,13 +53,6 @@ def made(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(tmp_path / "w")
-    yield store
-    store.close()
-
-
-@pytest.fixture
 def url(tmp_path: Path) -> str:
     return str(tmp_path / "remote")
 
@@ -81,7 +74,6 @@ def names(runs: Any) -> list[str]:
 def damage(url: str, store: Store, cell: Cell, stage: str) -> Path:
     """Other content of the same size in the place of an artifact's largest file."""
     artifact = store.get(stage, fabricated.stage_run(PLAN, cell, stage).fingerprint)
-    assert artifact is not None
     files = json.loads((artifact.folder / "manifest.json").read_text())["files"]
     largest = max(files, key=lambda each: each["size"])
     (place,) = Path(url, "artifacts", stage, artifact.fingerprint).glob(f"*/out/{largest['path']}")
@@ -165,7 +157,6 @@ def test_what_another_process_pulls_is_waited_for(made: Store, store: Store, url
     assert waits in told.said
     # What another one makes is not.
     claim = store.claim(fabricated.stage_run(PLAN, FP16, "download").fingerprint)
-    assert claim is not None
     push(made, url, "download")
     assert source(url).pull(PLAN, store, present, told) == present
     claim.release()

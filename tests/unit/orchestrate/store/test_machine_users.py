@@ -32,7 +32,6 @@ def holder(leases: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that shares the machine and has the GPU a."""
     command = [sys.executable, "-c", HOLD, "shared", str(leases / "machine"), str(leases / "gpu-a")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         yield process
         process.kill()
@@ -61,7 +60,6 @@ def test_a_claim_in_a_workspace_tells_which_it_is(leases: Path, tmp_path: Path, 
     claim.parent.mkdir(parents=True)
     command = [sys.executable, "-c", HOLD, "alone", str(leases / "machine"), str(claim)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         (said,) = claims.machine_users(())
         assert claims.users(claim) == (said,)
@@ -108,7 +106,6 @@ def test_what_is_held_together_is_free_when_the_last_has_left_and_nobody_takes_i
     assert claims.lease_machine((), exclusive=Exclusive.MACHINE) is None
     enter.let_go()
     alone = claims.lease_machine((), exclusive=Exclusive.MACHINE)
-    assert alone is not None
     assert claims.lease_machine((), exclusive=kind, enter=enter) is None
     for claim in alone[0]:
         claim.release()
@@ -122,7 +119,6 @@ def test_what_asks_a_standing_server_does_not_wait_for_its_end(leases: Path) -> 
     ]
     enter = claims.SharedEntry()
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as standing:
-        assert standing.stdout is not None
         assert standing.stdout.readline() == "held\n"
         for kind in (Exclusive.MACHINE, Exclusive.GPU):
             assert claims.lease_machine((), exclusive=kind, enter=enter) is None
@@ -130,8 +126,6 @@ def test_what_asks_a_standing_server_does_not_wait_for_its_end(leases: Path) -> 
                 claims.lease_machine((), exclusive=kind, enter=enter.beside_standing, beside_standing=True)
                 for _ in range(2)
             )
-            assert one is not None
-            assert two is not None
             assert claims.lease_machine(()) is None, "what starts now would disturb it"
             for claim in (*one[0], *two[0]):
                 claim.release()
@@ -152,7 +146,6 @@ def test_what_asks_a_server_waits_for_what_works(holder: subprocess.Popen[str]) 
 def test_who_must_be_alone_is_not_beside_what_is_held_together(leases: Path) -> None:
     enter = claims.SharedEntry()
     held = claims.lease_machine((), enter=enter)
-    assert held is not None
     assert claims.lease_machine((), exclusive=Exclusive.MACHINE, enter=enter) is None
     assert claims.lease_machine((), exclusive=Exclusive.GPU, enter=enter) is None
     for claim in held[0]:

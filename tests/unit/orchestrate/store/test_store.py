@@ -41,11 +41,6 @@ def publish(store: Store, name: str = "a", files: dict[str, str] | None = None, 
     return recorded(store, attempt, key(name), "build/toy/m/fp16", {"duration_s": seconds})
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "w")
-
-
 def test_published_whole_with_log_and_manifest(store: Store) -> None:
     artifact = publish(store)
     assert {path.name for path in artifact.folder.iterdir()} == {"out", "log", "job.json", "manifest.json"}
@@ -411,7 +406,6 @@ def test_what_another_invocation_has_published_and_not_recorded_is_not_there_yet
     artifact = publish(store)
     store.index.remove_artifacts([artifact.fingerprint])
     claim = store.claim(artifact.fingerprint)
-    assert claim is not None
     assert store.present({artifact.fingerprint: "build"}) == {}
     assert store.get("build", artifact.fingerprint) == artifact, "whoever has the claim may take it"
     assert store.index.artifacts([artifact.fingerprint]), "and records it"
@@ -879,7 +873,6 @@ def test_sweep_removes_claims_that_nobody_holds(store: Store) -> None:
     left.touch()
     other.touch()
     claim = store.claim(Fingerprint("b" * 32))
-    assert claim is not None
     assert len(store.sweep()) == 0
     assert sorted(store.work_dir.glob("*.lock")) == [held, other]
     claim.release()
@@ -889,7 +882,6 @@ def test_sweep_removes_what_killed_pipelines_left_but_not_what_others_work_on(st
     dead = store.begin("run", "build", Fingerprint("d" * 32))
     live = store.begin("run", "build", Fingerprint("e" * 32))
     claim = store.claim(live.fingerprint)
-    assert claim is not None
     assert len(store.sweep()) == 1
     assert not dead.folder.exists()
     assert live.folder.exists()
@@ -959,7 +951,6 @@ def test_who_only_looks_at_a_claim_does_not_have_it(tmp_path: Path, monkeypatch:
     assert 0 < sum(waited) < 0.1
     monkeypatch.setattr(claims.time, "sleep", lambda _seconds: looks.release())
     claim = claims.take(path)
-    assert claim is not None
     monkeypatch.setattr(claims.time, "sleep", lambda _seconds: pytest.fail("whoever has it is not waited for"))
     assert claims.take(path) is None
     claim.release()
@@ -968,14 +959,12 @@ def test_who_only_looks_at_a_claim_does_not_have_it(tmp_path: Path, monkeypatch:
 def test_claims_exclude_pass_on_and_leave_no_file(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     first = claims.take(path)
-    assert first is not None
     assert claims.take(path) is None
     inherited = os.dup(first.fd)  # as a child process would have it
     os.close(first.fd)
     assert claims.take(path) is None, "the child still holds it"
     os.close(inherited)
     again = claims.take(path)
-    assert again is not None
     again.release()
     again.release()
     assert not path.exists()
@@ -1016,6 +1005,5 @@ def test_leases_are_shared_or_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert claims.lease_machine(("GPU-b",)) is not None, "a refused lease holds nothing"
     assert claims.lease_machine((), exclusive=Exclusive.MACHINE) is None
     three = claims.lease_machine(("GPU-a",), others=("GPU-a", "GPU-c", "GPU-d"))
-    assert three is not None
     assert three[1] == ("GPU-c",), "another one that is free will do"
     assert claims.lease_machine(("GPU-a", "GPU-c"), others=("GPU-d",)) is None

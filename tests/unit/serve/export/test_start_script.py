@@ -203,7 +203,6 @@ def test_it_ends_its_server_when_it_is_told_to_end(tmp_path: Path) -> None:
     (programs / "pipeline").chmod(0o755)
     environment = {"PATH": f"{programs}:{os.defpath}", "TMPDIR": str(tmp_path)}
     with subprocess.Popen([str(folder / "start")], env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         process.terminate()
         assert process.wait(60) == 0, "that it ends when told is no failure"

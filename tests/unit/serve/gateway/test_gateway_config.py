@@ -57,6 +57,10 @@ def test_no_parameter_is_part_of_a_key() -> None:
     assert all(each.about.runtime for each in table(GatewayParams))
 
 
+def offering(*models: dict[str, Any]) -> dict[str, Any]:
+    return {"schema": 1, "models": [{"name": "a", "url": "http://x", **model} for model in models]}
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -64,25 +68,13 @@ def test_no_parameter_is_part_of_a_key() -> None:
         ({"schema": 1}, "at least one model"),
         ({"schema": 1, "models": [{}]}, "missing 1 required"),
         ({"schema": 1, "models": [{"name": "a"}]}, "a service.json or a url"),
-        ({"schema": 1, "models": [{"name": "a", "url": "x"}]}, "not the address of a server"),
-        ({"schema": 1, "models": [{"name": "a", "url": "grpc://x:0"}]}, "not the address of a server"),
-        ({"schema": 1, "models": [{"name": "a", "url": "http://x", "colour": 1}]}, "a model has no colour"),
-        ({"schema": 1, "models": [{"name": "a", "url": "http://x"}] * 2}, "two models have the name a"),
-        (
-            {
-                "schema": 1,
-                "models": [
-                    {"name": "a", "url": "http://x", "adapters": {"b": "b"}},
-                    {"name": "a:b", "url": "http://x"},
-                ],
-            },
-            "two models have the name a:b",
-        ),
-        (
-            {"schema": 1, "models": [{"name": "a", "url": "http://x", "adapters": ["b"]}]},
-            "not a gateway's configuration",
-        ),
-        ({"schema": 1, "models": [{"name": "a", "url": "http://x"}], "params": {"speed": 1}}, "params has no speed"),
+        (offering({"url": "x"}), "not the address of a server"),
+        (offering({"url": "grpc://x:0"}), "not the address of a server"),
+        (offering({"colour": 1}), "a model has no colour"),
+        (offering({}, {}), "two models have the name a"),
+        (offering({"adapters": {"b": "b"}}, {"name": "a:b"}), "two models have the name a:b"),
+        (offering({"adapters": ["b"]}), "not a gateway's configuration"),
+        ({**offering({}), "params": {"speed": 1}}, "params has no speed"),
         ({"schema": 1, "models": 5}, "is not a gateway's configuration"),
     ],
 )

@@ -31,6 +31,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+@pytest.fixture
+def metrics() -> GatewayMetrics:
+    return GatewayMetrics(["qwen"])
+
+
 def values(metrics: GatewayMetrics) -> dict[str, float]:
     """`name{label=value,...}` -> value, without the prefix that all have."""
     found = {}
@@ -41,8 +46,7 @@ def values(metrics: GatewayMetrics) -> dict[str, float]:
     return found
 
 
-def test_a_streamed_request_is_timed_from_its_arrival(clock: Clock) -> None:
-    metrics = GatewayMetrics(["qwen"])
+def test_a_streamed_request_is_timed_from_its_arrival(metrics: GatewayMetrics, clock: Clock) -> None:
     request = metrics.request("qwen", CHAT)
     clock.now_s += 0.01
     request.queued()
@@ -70,8 +74,7 @@ def test_a_streamed_request_is_timed_from_its_arrival(clock: Clock) -> None:
     assert seen[f"requests_total{{endpoint={CHAT},model=qwen,status=200}}"] == 1
 
 
-def test_choices_of_a_request_are_timed_apart(clock: Clock) -> None:
-    metrics = GatewayMetrics(["qwen"])
+def test_choices_of_a_request_are_timed_apart(metrics: GatewayMetrics, clock: Clock) -> None:
     request = metrics.request("qwen", CHAT)
     request.started()
     for choice in (0, 1, 0, 1):
@@ -82,8 +85,7 @@ def test_choices_of_a_request_are_timed_apart(clock: Clock) -> None:
     assert seen["inter_token_latency_seconds_sum{model=qwen}"] == pytest.approx(0.4)
 
 
-def test_tokens_are_counted_once_whether_chunks_tell_them_or_the_end() -> None:
-    metrics = GatewayMetrics(["qwen"])
+def test_tokens_are_counted_once_whether_chunks_tell_them_or_the_end(metrics: GatewayMetrics) -> None:
     for told in (0, 1, 3):
         request = metrics.request("qwen", CHAT)
         request.tokens(told)
@@ -104,8 +106,7 @@ def passed(metrics: GatewayMetrics, outputs: list[bool], usage: dict[str, Any], 
     return feed
 
 
-def test_a_stream_that_is_passed_on_is_timed_by_its_output_and_counted_by_its_end() -> None:
-    metrics = GatewayMetrics(["qwen"])
+def test_a_stream_that_is_passed_on_is_timed_by_its_output_and_counted_by_its_end(metrics: GatewayMetrics) -> None:
     usage = {"prompt_tokens": 31, "total_tokens": 36, "completion_tokens": 5}
     feed = passed(metrics, [False, True, True, False], usage, stream=True)
     assert (feed.usage().prompt, feed.usage().completion) == (31, 5)
@@ -114,8 +115,7 @@ def test_a_stream_that_is_passed_on_is_timed_by_its_output_and_counted_by_its_en
     assert seen["inter_token_latency_seconds_count{model=qwen}"] == 1
 
 
-def test_an_answer_that_comes_whole_has_counts_and_no_first_token() -> None:
-    metrics = GatewayMetrics(["qwen"])
+def test_an_answer_that_comes_whole_has_counts_and_no_first_token(metrics: GatewayMetrics) -> None:
     feed = passed(metrics, [], {"prompt_tokens": 31, "completion_tokens": 5}, stream=False)
     assert (feed.usage().prompt, feed.usage().completion) == (31, 5)
     assert values(metrics)["time_to_first_token_seconds_count{model=qwen}"] == 0
@@ -127,8 +127,7 @@ def test_a_server_that_does_not_count_leaves_it_unknown(usage: dict[str, Any]) -
     assert (found.prompt, found.completion) == (None, None)
 
 
-def test_a_rejected_request_was_never_in_flight() -> None:
-    metrics = GatewayMetrics(["qwen"])
+def test_a_rejected_request_was_never_in_flight(metrics: GatewayMetrics) -> None:
     request = metrics.request("qwen", CHAT)
     request.queued()
     request.rejected("queue_full")
@@ -139,8 +138,7 @@ def test_a_rejected_request_was_never_in_flight() -> None:
     assert seen["request_duration_seconds_count{model=qwen}"] == 0
 
 
-def test_only_the_first_end_of_a_request_counts() -> None:
-    metrics = GatewayMetrics(["qwen"])
+def test_only_the_first_end_of_a_request_counts(metrics: GatewayMetrics) -> None:
     request = metrics.request("qwen", CHAT)
     request.started()
     request.upstream_error("timeout")
@@ -154,24 +152,21 @@ def test_only_the_first_end_of_a_request_counts() -> None:
     ]
 
 
-def test_names_that_clients_make_up_make_no_series() -> None:
-    metrics = GatewayMetrics(["qwen"])
+def test_names_that_clients_make_up_make_no_series(metrics: GatewayMetrics) -> None:
     for number in range(50):
         metrics.request(f"model-{number}", CHAT).finish(404)
     models = {label for name in values(metrics) for label in name.split("{")[1].split(",") if "model=" in label}
     assert {each.rstrip("}") for each in models} == {"model=qwen", "model=unknown"}
 
 
-def test_a_model_is_there_before_its_first_request() -> None:
-    metrics = GatewayMetrics(["qwen"])
+def test_a_model_is_there_before_its_first_request(metrics: GatewayMetrics) -> None:
     metrics.limits("qwen", in_flight=8, queued=32)
     seen = values(metrics)
     assert seen["output_tokens_total{model=qwen}"] == 0
     assert (seen["requests_in_flight_limit{model=qwen}"], seen["requests_queued_limit{model=qwen}"]) == (8, 32)
 
 
-def test_an_adapter_takes_the_places_of_its_model_and_counts_for_itself() -> None:
-    metrics = GatewayMetrics(["qwen"])
+def test_an_adapter_takes_the_places_of_its_model_and_counts_for_itself(metrics: GatewayMetrics) -> None:
     metrics.add("qwen:sql", "qwen")
     request = metrics.request("qwen:sql", CHAT)
     request.started()
@@ -183,17 +178,15 @@ def test_an_adapter_takes_the_places_of_its_model_and_counts_for_itself() -> Non
     assert seen["drafted_tokens_total{model=qwen}"] == 0
 
 
-def test_the_page_is_what_the_scraper_asks_for() -> None:
-    metrics = GatewayMetrics(["qwen"])
+def test_the_page_is_what_the_scraper_asks_for(metrics: GatewayMetrics) -> None:
     assert metrics.page()[1].startswith("text/plain")
     page, content_type = metrics.page("application/openmetrics-text; version=1.0.0")
     assert content_type.startswith("application/openmetrics-text")
     assert page.endswith(b"# EOF\n")
 
 
-def test_every_metric_is_documented_and_its_name_follows_the_conventions() -> None:
+def test_every_metric_is_documented_and_its_name_follows_the_conventions(metrics: GatewayMetrics) -> None:
     document = DOCUMENT.read_text()
-    metrics = GatewayMetrics(["qwen"])
     for family in text_string_to_metric_families(metrics.page()[0].decode()):
         if not family.name.startswith("pipeline_gateway_"):
             continue

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,8 +42,18 @@ def record(**changes: Any) -> KeptRecord:
     return KeptRecord(**{**about, **changes})
 
 
-def wait_for(true: Callable[[], bool]) -> None:
-    assert eventually(true)
+def recorded(workspace: Path, name: str = "one", **changes: Any) -> Path:
+    """The directory of a managed server with this record."""
+    folder = folder_of(workspace, name)
+    folder.mkdir(parents=True)
+    record(**changes).write(folder)
+    return folder
+
+
+def locked(folder: Path, *, shared: bool = False) -> claims.Claim:
+    lock = claims.take(folder / "lock", shared=shared, remove=False)
+    assert lock is not None
+    return lock
 
 
 def test_pauses_grow_to_a_minute_and_are_short_again_after_a_quiet_one() -> None:
@@ -84,19 +94,14 @@ def test_a_reason_is_not_taken_from_an_earlier_start_nor_from_the_keeper(tmp_pat
 
 
 def test_a_time_that_cannot_be_is_damage(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, "one")
-    folder.mkdir(parents=True)
-    record(since_s=1e300).write(folder)
+    folder = recorded(tmp_path, since_s=1e300)
     assert (look(folder).reason or "").startswith("server.json is damaged")
     assert shown.to_text(find(tmp_path))
 
 
 def test_a_server_that_is_started_just_now_is_not_removed(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, "one")
-    folder.mkdir(parents=True)
-    record(state=State.STOPPED).write(folder)
-    lock = claims.take(folder / "lock", remove=False)
-    assert lock is not None
+    folder = recorded(tmp_path, state=State.STOPPED)
+    lock = locked(folder)
     with pytest.raises(UsageError, match="was not removed"):
         control.remove(look(folder))
     assert (folder / "server.json").exists()
@@ -109,8 +114,7 @@ def test_a_server_that_is_started_just_now_is_not_removed(tmp_path: Path) -> Non
 
 def test_no_server_is_kept_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record().write(tmp_path)
-    lock = claims.take(tmp_path / "lock", remove=False)
-    assert lock is not None
+    lock = locked(tmp_path)
     assert keeper.main([str(tmp_path)]) == 1
     assert "is already running" in capsys.readouterr().err
     lock.release()
@@ -125,7 +129,6 @@ def test_a_lease_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for claim in held:
         claim.release()
     measuring = claims.lease_machine((), exclusive=Exclusive.MACHINE)
-    assert measuring is not None
     with pytest.raises(StateError, match="a run is measuring on this machine now"):
         keeper.lease(0)
     with pytest.raises(StateError, match="needs 2 GPUs, this machine has 0"):
@@ -204,12 +207,9 @@ def job(folder: Path, *inputs: str) -> Job:
 
 def kept(workspace: Path, *, ready: bool = True, checked: bool = True, **changes: Any) -> keeper._Kept:
     """A server as its keeper sees it, whose programs are only said to run."""
-    folder = folder_of(workspace, "one")
-    folder.mkdir(parents=True)
-    record(**changes).write(folder)
+    folder = recorded(workspace, **changes)
     job(folder).write(folder / "job.json")
-    lock = claims.take(folder / "lock", remove=False)
-    assert lock is not None
+    lock = locked(folder)
     found = keeper._Kept(folder, lock, checked=checked)
     found.guardian = _Guardian()  # type: ignore[assignment]
     if ready:
@@ -228,7 +228,6 @@ def test_a_server_that_hangs_is_unresponsive_until_it_answers(tmp_path: Path) ->
     found._look()
     told = look(found.folder)
     assert told.state is State.UNRESPONSIVE
-    assert told.record is not None
     assert begun_s - 1 < told.record.since_s + 1000 < time.time() + 1, "since when"
     assert (told.reason or "").startswith("the server has not responded since ")
     assert told.record.hint == "pipeline serve restart one"
@@ -266,7 +265,6 @@ def test_while_the_launch_stage_starts_its_server_again_it_is_not_ready(tmp_path
         found._look()
     told = look(found.folder)
     assert (told.state, told.reason) == (State.RESTARTING, "the process of model x died")
-    assert told.record is not None
     assert told.record.restarts == 1
     repair.unlink()
     found._look()
@@ -308,10 +306,10 @@ def test_what_is_started_again_is_checked_by_the_policy_it_was_started_with(
     found = kept(tmp_path, ready=False, **policy)
     assert found._in_order()
     assert checked == [], "whoever started the keeper has just looked"
-    wait_for(found._in_order)
+    assert eventually(found._in_order)
     assert [each.served_from for each in checked] == [(str(tmp_path / "engine"),)]
     with pytest.raises(StateError, match="not in order"):
-        wait_for(found._in_order)
+        eventually(found._in_order)
 
 
 def test_a_keeper_is_told_to_end_while_it_reads_what_is_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,13 +349,9 @@ time.sleep(60)
 
 
 def test_whoever_waits_for_what_another_stops_never_reads_that_it_was_interrupted(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, "one")
-    folder.mkdir(parents=True)
-    record(state=State.STARTING).write(folder)
-    lock = claims.take(folder / "lock", remove=False)
-    assert lock is not None
+    folder = recorded(tmp_path, state=State.STARTING)
+    lock = locked(folder)
     process = subprocess.Popen([sys.executable, "-c", OBEYS], stdout=subprocess.PIPE, pass_fds=(lock.fd,), text=True)
-    assert process.stdout is not None
     process.stdout.readline()
     servers.identify(lock.fd, Keeper.of(process.pid))
     os.close(lock.fd)
@@ -404,9 +398,7 @@ def test_an_unknown_server_is_told_with_those_that_are_known(tmp_path: Path) -> 
     with pytest.raises(UsageError) as found:
         control.find(tmp_path, "one")
     assert "pipeline serve start" in str(found.value.hint)
-    folder = folder_of(tmp_path, "two")
-    folder.mkdir(parents=True)
-    record(state=State.STOPPED).write(folder)
+    recorded(tmp_path, "two", state=State.STOPPED)
     with pytest.raises(UsageError) as found:
         control.find(tmp_path, "one")
     assert found.value.hint == "the servers are two"
@@ -435,9 +427,7 @@ def test_without_the_packages_of_the_gateway_nothing_is_begun_or_stopped(
         control.start(what, control.Wish(name="one", gateway=True), tmp_path)
     assert found.value.hint == "pip install 'trtllm-pipeline[gateway]'"
     assert list(tmp_path.iterdir()) == []
-    folder = folder_of(tmp_path, "one")
-    folder.mkdir(parents=True)
-    record(gateway=True, state=State.READY, keeper=Keeper.here()).write(folder)
+    folder = recorded(tmp_path, gateway=True, state=State.READY, keeper=Keeper.here())
     assert look(folder).state.alive
     with pytest.raises(UsageError, match="the gateway needs the package"):
         control.restart(look(folder))
@@ -503,9 +493,7 @@ def test_a_repository_whose_engine_is_gone_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damaged", [False, True])
 def test_json_and_tables_say_what_is_known(tmp_path: Path, damaged: bool) -> None:
-    folder = folder_of(tmp_path, "one")
-    folder.mkdir(parents=True)
-    record(state=State.STOPPED, reason="it was stopped").write(folder)
+    folder = recorded(tmp_path, state=State.STOPPED, reason="it was stopped")
     if damaged:
         (folder / "server.json").write_text("{")
     (found,) = shown.to_json(find(tmp_path))["servers"]
@@ -518,9 +506,7 @@ def test_json_and_tables_say_what_is_known(tmp_path: Path, damaged: bool) -> Non
 
 def test_a_table_fits_the_terminal_as_far_as_it_can(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        folder = folder_of(tmp_path, name)
-        folder.mkdir(parents=True)
-        record(state=State.STOPPED, cell="a-model/" + "x" * 90).write(folder)
+        recorded(tmp_path, name, state=State.STOPPED, cell="a-model/" + "x" * 90)
     lines = shown.to_table(find(tmp_path), 120).splitlines()
     assert max(map(len, lines)) == 120
     assert all(line.endswith("x") and "…" in line for line in lines[1:])
@@ -578,8 +564,7 @@ def looked_at(tmp_path: Path) -> Iterator[Path]:
     """The directory of a server at which somebody looks for longer than any `servers.look` takes."""
     folder = folder_of(tmp_path, "one")
     folder.mkdir(parents=True)
-    looks = claims.take(folder / "lock", shared=True, remove=False)
-    assert looks is not None
+    looks = locked(folder, shared=True)
     gone = threading.Timer(0.3, looks.release)
     gone.start()
     yield folder
@@ -616,11 +601,8 @@ WHAT: Any = SimpleNamespace(
 def test_a_server_is_removed_although_another_command_records_its_end_at_that_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = folder_of(tmp_path, "one")
-    folder.mkdir(parents=True)
-    record(state=State.READY, keeper=DEAD).write(folder)
-    lock = claims.take(folder / "lock", remove=False)
-    assert lock is not None
+    folder = recorded(tmp_path, state=State.READY, keeper=DEAD)
+    lock = locked(folder)
     monkeypatch.setattr(time, "sleep", lambda _seconds: lock.release())
     control.remove(look(folder))
     assert not folder.exists()
@@ -629,9 +611,7 @@ def test_a_server_is_removed_although_another_command_records_its_end_at_that_mo
 def test_what_is_started_under_the_name_of_one_that_ended_is_starting_from_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = folder_of(tmp_path, "one")
-    folder.mkdir(parents=True)
-    record(state=State.STOPPED, keeper=DEAD, ports={"http": 4711}).write(folder)
+    folder = recorded(tmp_path, state=State.STOPPED, keeper=DEAD, ports={"http": 4711})
     seen: list[Any] = []
 
     def full() -> None:
@@ -649,7 +629,6 @@ def test_nothing_is_started_of_what_was_removed_since_it_was_found(tmp_path: Pat
     store, engine = Store(tmp_path / "work"), tmp_path / "engine"
     what: Any = SimpleNamespace(**{**vars(WHAT), "inputs": {"engine": engine}})
     unused = claims.take(store.work_dir / "users.lock", remove=False)  # as `store prune` does
-    assert unused is not None
     with pytest.raises(StateError, match="another process is removing unused artifacts"):
         control.start(what, control.Wish(name="one"), store.workspace)
     unused.release()
@@ -661,9 +640,7 @@ def test_nothing_is_started_of_what_was_removed_since_it_was_found(tmp_path: Pat
 def test_a_server_is_started_although_one_of_its_name_is_removed_at_that_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = folder_of(tmp_path, "one")
-    folder.mkdir(parents=True)
-    record(state=State.STOPPED, keeper=DEAD).write(folder)
+    recorded(tmp_path, state=State.STOPPED, keeper=DEAD)
     take, began = servers.take, list[State]()
 
     def removed(of: Path) -> claims.Claim | None:
@@ -688,9 +665,7 @@ def test_a_stop_ends_in_order_what_is_started_under_the_name_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it would wait for that one until its patience ends, and kill it."""
-    folder = folder_of(tmp_path, "one")
-    folder.mkdir(parents=True)
-    record(state=State.STOPPED).write(folder)
+    folder = recorded(tmp_path, state=State.STOPPED)
     ended = look(folder)
     first, second = (Keeper(pid, 1, servers.boot_id()) for pid in (2**22, 2**22 + 1))
     alive = (replace(ended, state=State.READY, keeper=each) for each in (first, first, second, second))

@@ -106,9 +106,6 @@ def test_report_says_which_runs_there_are(pipeline: Pipeline, tmp_path: Path, re
     assert (code, out) == (2, "")
     assert "there is no run '20260103-000000-bb'" in err
     assert "try: 2026010" in err
-    code, _, err = pipeline("report", "--run", "2026010")
-    assert code == 2
-    assert "is the prefix of 2 run ids" in err
     assert "no such workspace" in refused("report", "--workspace", str(tmp_path / "typo"))
     assert not (tmp_path / "typo").exists()
     Store(tmp_path / "new").close()
@@ -145,7 +142,6 @@ def test_status_shows_symbols_and_reasons(pipeline: Pipeline) -> None:
 def test_status_shows_what_runs_now(pipeline: Pipeline, store: Store) -> None:
     run = fabricated.stage_run(PLAN, LATER, "convert")
     claim = store.claim(run.fingerprint)
-    assert claim is not None
     attempt = fabricated.begin(store, run)
     (attempt.folder / "progress.json").write_text('{"done": 1000000, "total": 4000000, "unit": "bytes"}')
     _, out, _ = pipeline("status")
@@ -227,7 +223,6 @@ def test_following_ends_with_the_attempt(store: Store) -> None:
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "first\n"
         with attempt.log.open("a") as file:
             file.write("second\n")

@@ -42,7 +42,6 @@ def test_time_is_added_up_and_memory_is_that_of_the_largest() -> None:
         second.fingerprint: {"ms": 3000, "host": 300_000_000, "gpu": 0},
     }
     found = checked(PLAN, SEEN, taken, 5.0, comparable=True)
-    assert found is not None
     assert (found.expected_s, found.took_s) == (SEEN.total_s, 5.0)
     time, host = found.stages
     assert (time.resource, time.stage_runs, time.taken) == (TIME, 2, 4000)
@@ -57,7 +56,6 @@ def test_a_run_that_did_nothing_or_not_all_is_not_compared_as_a_whole() -> None:
     assert checked(PLAN, SEEN, {}, 0.1, comparable=True) is None
     run = fabricated.stage_run(PLAN, PLAN.cells[0], "build")
     failed = checked(PLAN, SEEN, {run.fingerprint: {"ms": 1}}, 5.0, comparable=False)
-    assert failed is not None
     assert failed.expected_s is None
     assert failed.line() == "Took 5.0 s"
 

@@ -29,7 +29,6 @@ def test_a_failure_says_what_why_and_what_to_do() -> None:
     suite = Xml.fromstring(to_junit(rows, record))[0]
     case = next(case for case in suite.findall("testcase") if case.find("failure") is not None)
     failure = case.find("failure")
-    assert failure is not None
     assert (case.get("classname"), failure.get("type")) == ("build", "out_of_memory")
     assert HOSTILE in (failure.get("message") or "")
     failed = [dataclasses.replace(stage, failure="bug") for stage in record.stages if stage.failure is not None]
@@ -55,7 +54,6 @@ def test_control_characters_of_logs_do_not_break_the_document() -> None:
     stages = tuple(dataclasses.replace(stage, log="\x00\x1b[1m\ud800 end") for stage in record.stages)
     text = to_junit(rows, dataclasses.replace(record, stages=stages))
     failure = Xml.fromstring(text.encode())[0].find("testcase/failure")
-    assert failure is not None
     assert (failure.text or "").endswith("\\u0000\\ud800 end")
 
 

@@ -87,7 +87,6 @@ def test_a_later_run_finds_all_up_to_date(store: Store) -> None:
 def test_commands_as_run_or_else_as_planned(store: Store) -> None:
     run = fabricated.stage_run(PLAN, DONE, "build")
     artifact = store.get("build", run.fingerprint)
-    assert artifact is not None
     (artifact.folder / JOB).write_text(
         json.dumps({"commands": [["trtllm-build", "--max_batch_size", 4]], "gpus": ["GPU-1"]})
     )
@@ -100,7 +99,6 @@ def test_commands_as_run_or_else_as_planned(store: Store) -> None:
 def test_logs_are_cut_to_their_end_and_lose_colours(store: Store) -> None:
     run = fabricated.stage_run(PLAN, DONE, "build")
     artifact = store.get("build", run.fingerprint)
-    assert artifact is not None
     lines = "".join(f"\x1b[32mline {number}\x1b[0m\n" for number in range(1000))
     (artifact.folder / "log").write_text(lines)
     log = stages(store)["build", "fp16"].log

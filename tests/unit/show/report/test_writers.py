@@ -238,10 +238,6 @@ def test_findings_that_differ_in_figures_are_one_note(monkeypatch: pytest.Monkey
     assert notes == ["warning (2 cells): the client was 9.1 ms late (concurrency 1), or similar"]
 
 
-def test_no_colours_and_no_wrapping_in_pipes(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "\x1b" not in table(ROWS, 120, monkeypatch)
-
-
 def test_json_is_stable_and_reads_back(tmp_path: Path) -> None:
     text = "\n".join(report_json(ROWS, "r1", "m.yaml"))
     data = json.loads(text)

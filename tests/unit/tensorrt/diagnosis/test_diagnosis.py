@@ -198,7 +198,6 @@ def test_a_signature_is_certain_only_where_the_form_of_the_log_agrees(tmp_path: 
         (["ValueError: the moon is not supported"], "not-supported", 1),
     ):
         found = first_cause([log(tmp_path, *lines)])
-        assert found is not None
         assert (found.signature and found.signature.key, found.line.number) == (key, number)
         assert found.certain == (key == "mpi-slots")
 
@@ -214,7 +213,6 @@ def test_of_causes_of_two_kinds_none_is_certain(tmp_path: Path) -> None:
         (["it says: CUDA out of memory"], False),
     ):
         found = first_cause([log(tmp_path, *lines)])
-        assert found is not None
         assert (found.certain, found.line.number) == (certain, 1)
 
 
@@ -282,8 +280,6 @@ def test_the_name_of_a_missing_symbol_tells_whose_it_is(
     tmp_path: Path, symbol: str, key: str, *, certain: bool
 ) -> None:
     found = first_cause([log(tmp_path, f"ImportError: /venv/x.so: undefined symbol: {symbol}")])
-    assert found is not None
-    assert found.signature is not None
     assert (found.signature.key, found.certain) == (key, certain)
 
 
@@ -291,7 +287,6 @@ def test_a_kill_is_no_certain_cause(tmp_path: Path) -> None:
     """Whether it was for memory, only the kernel's count can tell."""
     for before in ("loading weights", "Received sigquit from a child process. It usually means the child failed."):
         found = first_cause([log(tmp_path, before, "Killed")])
-        assert found is not None
         assert (found.killed, found.certain, found.line.number) == (True, False, 2)
 
 
@@ -301,7 +296,6 @@ def test_a_program_of_a_script_that_was_killed_comes_before_what_the_next_one_la
         "FileNotFoundError: [Errno 2] No such file or directory: 'config.json'",
     )
     found = first_cause([log(tmp_path, "Converting checkpoints...", "Killed", *missing)])
-    assert found is not None
     assert (found.killed, found.line.number) == (True, 2)
 
 
@@ -334,7 +328,6 @@ def test_words_of_a_cause_in_a_log_of_something_else_are_not_certain(form: str, 
             for each in CONTRARY[form]
         ]
         found = first_cause([log(tmp_path, *lines)])
-        assert found is not None
         assert not found.certain, signature.key
 
 
@@ -374,8 +367,6 @@ def test_of_a_timeout_and_what_made_or_ended_it_the_first_counts(tmp_path: Path)
         ((watchdog, memory), "gpu-memory", 2),
     ):
         found = first_cause([log(tmp_path, *lines)])
-        assert found is not None
-        assert found.signature is not None
         assert (f"{found.signature.key}{'' if found.certain else '?'}", found.line.number) == (key, number)
 
 
@@ -388,15 +379,11 @@ def test_words_of_another_exception_of_a_chain_are_not_certain(tmp_path: Path) -
         ((*second, "", link, "", *first), True, 2),
     ):
         found = first_cause([log(tmp_path, *lines)])
-        assert found is not None
-        assert found.signature is not None
         assert (found.signature.key, found.certain, found.line.number) == ("disk-full", certain, number)
 
 
 def test_a_kind_of_trouble_has_a_hint_and_decides_nothing(tmp_path: Path) -> None:
     found = first_cause([log(tmp_path, "ValueError: the moon is not supported")])
-    assert found is not None
-    assert found.signature is not None
     assert (found.signature.failure, found.failure) == (FailureClass.INFEASIBLE, FailureClass.BUG)
     assert (found.quote, found.setting("build", {})) == (
         "the first error in its log: ValueError: the moon is not supported",
@@ -410,8 +397,6 @@ def test_of_two_causes_the_first_counts(tmp_path: Path) -> None:
     other = "[1] NCCL WARN Duplicate GPU detected : rank 0 and rank 1"
     for first, second, key in ((one, other, "ranks"), (other, one, "gpu-twice")):
         found = first_cause([log(tmp_path, "loading", first, "more", second)])
-        assert found is not None
-        assert found.signature is not None
         assert found.signature.key == key
 
 
@@ -419,7 +404,6 @@ def test_a_cause_in_another_rank_s_log_is_named_by_file_and_line(tmp_path: Path)
     lost = log(tmp_path, "NCCL error x.cpp:1 'remote process exited or there was a network error'", name="rank0")
     memory = log(tmp_path, "loading", "[1,1]<stderr>: CUDA out of memory. Tried to allocate 2 GiB", name="rank1")
     found = first_cause([lost, memory])
-    assert found is not None
     assert (found.line.path.name, found.line.number) == ("rank1", 2)
     assert found.line.message == "CUDA out of memory. Tried to allocate 2 GiB"
     assert str(found.line) == "rank1:2: CUDA out of memory. Tried to allocate 2 GiB"
@@ -437,7 +421,6 @@ def test_lines_are_counted_also_where_the_middle_of_a_log_is_left_out(
         text = log(tmp_path, *changed)
         assert len(text.lines) < 400
         error = first_error([text])
-        assert error is not None
         assert (error.number, error.message) == (wanted, "RuntimeError: here it is")
     assert [line.number for line in text.last(2)] == [1999, 2000]
 
@@ -447,7 +430,6 @@ def test_what_was_written_before_belongs_to_something_else(tmp_path: Path) -> No
     path.write_bytes(b"CUDA out of memory\nmore\nValueError: x\r\n 10%\r 20%\r done\n")
     text = LogText(path, since=len(b"CUDA out of memory\nmore\n"))
     found = first_cause([text])
-    assert found is not None
     assert (found.certain, found.line.number) == (False, 3)
     assert [(line.number, line.message) for line in text.last(2)] == [(3, "ValueError: x"), (4, "done")]
     assert first_cause([LogText(tmp_path / "missing")]) is None
@@ -462,7 +444,6 @@ def test_an_unknown_failure_is_told_by_ten_lines(tmp_path: Path) -> None:
     assert lines[-1].message == "SomeError: the cause itself"
     assert all("could not" in line.message or "SomeError" in line.message for line in lines)
     error = first_error([log_])
-    assert error is not None
     assert error.message == "SomeError: the cause itself"
     assert [line.message for line in telling_lines([log(tmp_path, "one", "", "two")])] == ["one", "two"]
     assert telling_lines([log(tmp_path)]) == []
@@ -471,7 +452,6 @@ def test_an_unknown_failure_is_told_by_ten_lines(tmp_path: Path) -> None:
 def test_settings_can_be_pasted(tmp_path: Path) -> None:
     """What a signature says to set is something that a matrix takes."""
     memory = first_cause([log(tmp_path, "RuntimeError: CUDA out of memory")])
-    assert memory is not None
     assert memory.setting("build", {"max_num_tokens": 3000}) == "settings.build.max_num_tokens=1500"
     assert memory.setting("build", {"max_num_tokens": None}) == "settings.build.max_num_tokens=4096"
     assert memory.setting("build", {"max_num_tokens": 1}) is None
@@ -486,8 +466,6 @@ def test_numbers_of_the_words_are_in_the_hint(tmp_path: Path) -> None:
     found = first_cause(
         [log(tmp_path, "not compatible with this version of TensorRT, expecting library version 9.2.0.5 got 9.3.0.1")]
     )
-    assert found is not None
-    assert found.hint is not None
     assert found.hint.startswith("the engine was built with TensorRT 9.3.0.1, the server has 9.2.0.5: ")
     assert found.failure is FailureClass.INFEASIBLE
     assert "{" not in found.hint

@@ -29,7 +29,6 @@ def log(folder: Path, *lines: str, name: str = "log") -> LogText:
 def test_the_first_cause_of_a_failure_that_nobody_knows(shape: str, tmp_path: Path) -> None:
     lines, right = SHAPES[shape]
     cause = first_cause([log(tmp_path, *lines)], signatures=())
-    assert cause is not None
     assert cause.line.number in right
     assert (cause.certain, cause.hint, cause.setting("build", {})) == (False, None, None)
 
@@ -42,7 +41,6 @@ def test_the_rank_that_failed_first_is_told_by_the_times(tmp_path: Path) -> None
     for logs, right in ((late, early), early), ((early, late), early), ((late, other), late):
         texts = [log(tmp_path, *lines, name=f"rank{rank}") for rank, lines in enumerate(logs)]
         cause = first_cause(texts, signatures=())
-        assert cause is not None
         assert cause.line.text == right[-1]
 
 

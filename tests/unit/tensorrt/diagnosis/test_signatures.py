@@ -214,14 +214,12 @@ def classify(text: str) -> Signature | None:
 @pytest.mark.parametrize(("log", "failure", "word"), MET)
 def test_words_as_they_were_met(log: str, failure: FailureClass, word: str) -> None:
     found = classify(f"[I] line before\n{log}\n[I] line after")
-    assert found is not None
     assert (found.failure, word in found.hint) == (failure, True), found
 
 
 @pytest.mark.parametrize(("key", "log"), WORDINGS)
 def test_other_wordings(key: str, log: str) -> None:
     found = classify(f"[I] line before\n{log}\n[I] line after")
-    assert found is not None
     assert found.key == key
 
 
@@ -330,5 +328,4 @@ def test_the_line_that_says_it_is_quoted(tmp_path: Path, log: str, line: str, nu
     path = tmp_path / "log"
     path.write_text(log)
     cause = first_cause([LogText(path)])
-    assert cause is not None
     assert (cause.line.message, cause.line.number) == (line, number)

@@ -209,7 +209,6 @@ def test_a_crash_under_a_limit_of_the_address_space_says_so(tmp_path: Path, monk
     assert triton_server.diagnose(-signal.SIGSEGV, path).hint is None
     monkeypatch.setattr(resource, "getrlimit", lambda _: (2_000_000 << 10, resource.RLIM_INFINITY))
     hint = triton_server.diagnose(-signal.SIGSEGV, path).hint
-    assert hint is not None
     assert "1953 MiB" in hint
     assert "ulimit -v unlimited" in hint
     assert triton_server.diagnose(1, path).hint is None
@@ -240,14 +239,6 @@ def test_the_line_that_calls_itself_an_error_is_the_message(tmp_path: Path) -> N
     )
     path.write_text("I1 starting\nbye\n")
     assert triton_server.diagnose(1, path).message == "Triton ended with exit status 1; its last line: bye"
-
-
-def test_memory_noise_of_a_server_without_gpu_is_not_a_cause(tmp_path: Path) -> None:
-    path = tmp_path / "server.log"
-    path.write_text(
-        'W1 pinned_memory_manager.cc:170] "failed to allocate pinned system memory: no pinned memory pool"\n'
-    )
-    assert triton_server.diagnose(1, path).failure is FailureClass.BUG
 
 
 def closing(folder: Path, knows: str) -> tuple[list[str], list[str]]:
@@ -355,7 +346,6 @@ def test_a_stub_that_no_listing_has_shown_ends_with_its_server(tmp_path: Path) -
     )
     try:
         for each in (left, others):
-            assert each.stdout is not None
             each.stdout.readline()
         server = triton_server.TritonProcess(
             process=subprocess.Popen(["sleep", "60"]),

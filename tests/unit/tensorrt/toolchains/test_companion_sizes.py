@@ -39,9 +39,7 @@ def test_an_eagle_head_is_as_large_as_the_one_that_is_published() -> None:
     settings = {"speculative.method": "eagle3", "speculative.model": "some/head", "speculative.max_draft_len": 4}
     wanted = asked(companions.DRAFT, {"source": {"hugging_face": "some/head"}}, settings)
     assert companions.weights_bytes(wanted, companions.DRAFT) == pytest.approx(2 * 425e6, rel=0.01)
-    assert companions.FETCH_DRAFT.needs is not None
     assert companions.FETCH_DRAFT.needs(wanted, machine()).leaves == companions.weights_bytes(wanted, companions.DRAFT)
-    assert companions.FETCH_DRAFT.takes is not None
     assert companions.FETCH_DRAFT.takes(wanted, machine()) == pytest.approx(17, rel=0.01)
     weights, per_token = needs.drafting_bytes(wanted)
     assert weights == companions.weights_bytes(wanted, companions.DRAFT)
@@ -79,7 +77,6 @@ def test_what_reads_images_is_fetched_and_served(name: str) -> None:
     assert (shape.weights, shape.vision_parameters) == (language, whole - language)
     with_images = dataclasses.replace(cell("bf16", toolchain=PYTORCH), recipe=recipe)
     text_only = dataclasses.replace(with_images, recipe={**recipe, "vision_parameters": None})
-    assert DOWNLOAD.needs is not None
     assert DOWNLOAD.needs(with_images, machine()).leaves == 2 * whole
     added = needs.serving(with_images, machine()).gpu - needs.serving(text_only, machine()).gpu
     assert added == 2 * (whole - language), "whole on each GPU"
@@ -139,7 +136,6 @@ def test_what_reads_images_of_a_local_folder_is_known_within_a_tenth(
     made = recipe_document("./.", tmp_path / "matrix.yaml", offline=True)[0].data
     known = load_recipe(recipes_folder() / f"{recipe}.yaml").vision_parameters
     assert isinstance(made, dict)
-    assert known is not None
     assert 0.9 * known < made["vision_parameters"] < known
 
 

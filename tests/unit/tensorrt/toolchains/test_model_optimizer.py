@@ -213,7 +213,6 @@ def test_without_scripts_the_worker_runs_under_the_python_of_tensorrt_llm(tmp_pa
     machine = Machine(cpus=1, cpu="test", tensorrt_llm=TensorRTLLM("1.1.0", python="/opt/trt/bin/python3"))
     params: dict[str, Json] = {"precision": "fp16", "family": "llama", "kv_cache_precision": "none"}
     work = context(stage.params, params, {"model": tmp_path / "m"}, {}, tmp_path / "out", tmp_path)
-    assert stage.commands is not None
     (command,) = stage.commands(work, machine)
     assert command == job.command(work, "/opt/trt/bin/python3")
     assert command[-1] == str(tmp_path / "job.json")

@@ -13,7 +13,6 @@ from trtllm_pipeline.tensorrt.toolchains.common_stages import PERF
 
 def expected_s(folder: Path, **perf: object) -> float:
     (cell,) = cells(matrix(folder, {"warmup_requests": 0, **perf}))
-    assert PERF.takes is not None
     return PERF.takes(cell, parse("sm=90,gpus=1"))
 
 

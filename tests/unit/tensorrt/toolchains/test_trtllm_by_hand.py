@@ -117,7 +117,6 @@ def test_calibration_is_the_default_one_as_far_as_nothing_else_is_said(
 ) -> None:
     params = {"precision": "fp8", "family": "llama", "calibration": given}
     work = context(Checkpoint, params, {"model": here / "model"}, {}, here / "out", here / "a")
-    assert engine_backend.QUANTIZE.commands is not None
     rows, quantize = map(list, engine_backend.QUANTIZE.commands(work, machine()))
     assert rows == dataset.command(work)
     dataset.run(work)
@@ -134,7 +133,6 @@ def test_a_checkpoint_that_fits_is_built(here: Path, asked: int | None, built: s
     params: dict[str, Json] = {"precision": "fp8", "family": "llama", "max_batch_size": 4, "max_num_tokens": asked}
     params |= {"max_input_len": 96, "max_seq_len": 128}
     inputs = {"checkpoint": here / "checkpoint", "model": here / "model"}
-    assert engine_backend.BUILD.commands is not None
     (build,) = engine_backend.BUILD.commands(
         context(EngineBuild, params, inputs, {}, here / "out", here / "a"), machine()
     )

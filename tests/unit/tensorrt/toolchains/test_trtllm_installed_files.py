@@ -15,7 +15,6 @@ from trtllm_pipeline.tensorrt.trtllm import backends, installation
 def found(**changes: object) -> Machine:
     """A machine that was looked at, not assumed."""
     here = machine("0.20.0")
-    assert here.tensorrt_llm is not None
     return replace(here, assumed=False, tensorrt_llm=replace(here.tensorrt_llm, **changes))
 
 
