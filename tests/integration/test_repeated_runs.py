@@ -13,13 +13,31 @@ from types import SimpleNamespace
 import pytest
 
 from trtllm_pipeline.orchestrate import flow
+from trtllm_pipeline.orchestrate.plan.plan import Plan
 from trtllm_pipeline.orchestrate.plan.planner import Request
 from trtllm_pipeline.orchestrate.plan.runs import find_run
 from trtllm_pipeline.orchestrate.run import run_folder
+from trtllm_pipeline.orchestrate.run.forecast import Forecast
+from trtllm_pipeline.orchestrate.run.loop import Observer
 from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.show.progress.lines import QuietObserver
 
 TINY = Path(__file__).parents[2] / "matrices/tiny.yaml"
+
+
+@pytest.mark.seam
+def test_a_run_shows_its_plan_before_it_begins(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    class Noted(Observer):
+        def planned(self, plan: Plan, outlook: Forecast) -> None:
+            calls.append(f"{len(plan.cells)} cells, {len(outlook.to_run)} to run")
+
+        def begin(self, *_about: object) -> None:
+            calls.append("begun")
+
+    flow.run(Request(TINY, until="download"), Store(tmp_path / "ws"), Noted())
+    assert calls == ["2 cells, 1 to run", "begun"]
 
 
 @pytest.mark.seam

@@ -102,6 +102,7 @@ def run(
         forecast = work.forecast()  # before the run exists: a run without a plan must not become the latest
         with begun(request, store, observer, command=command, name=name) as folder:
             folder.write_plan(plan, forecast)
+            observer.planned(plan, forecast)
             toolchain = default_toolchain(request, loaded, plan.machine)
             write_lock(request, loaded, plan, folder.path / "lock", default_toolchain=toolchain)
             done = run_with_retries(

@@ -37,7 +37,7 @@ from trtllm_pipeline.orchestrate.plan.plan_file import command_lines
 from trtllm_pipeline.orchestrate.run import file_views
 from trtllm_pipeline.orchestrate.run import scheduler as scheduling
 from trtllm_pipeline.orchestrate.run.executor import Ended, Executor, ExecutorEvent, Job, Ready, Usage, read_job
-from trtllm_pipeline.orchestrate.run.forecast import Durations, guess_s
+from trtllm_pipeline.orchestrate.run.forecast import Durations, Forecast, guess_s
 from trtllm_pipeline.orchestrate.run.order import favourable, section, section_name, tasks
 from trtllm_pipeline.orchestrate.store.claims import Claim, SharedEntry, WaitingPlace, lease_machine, machine_users
 from trtllm_pipeline.orchestrate.store.index import Artifact, Peak
@@ -70,6 +70,9 @@ class Observer:
 
     def leave(self, forecast: Mapping[str, Json] | None) -> None:
         """The run has ended. `forecast` is its report's comparison of forecast and actual costs, if a stage ran."""
+
+    def planned(self, plan: Plan, outlook: Forecast) -> None:
+        """The run's plan and its forecast, before it begins."""
 
     def begin(
         self,

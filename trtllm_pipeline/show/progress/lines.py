@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Final, TextIO
 
 from trtllm_pipeline.base import Cell, Json, Scope, StageError, StageRunId, StageStatus, count, duration, terminal
-from trtllm_pipeline.orchestrate import Nodes, Observer, Plan, StageRun
+from trtllm_pipeline.orchestrate import Forecast, Nodes, Observer, Plan, StageRun
 from trtllm_pipeline.show.progress import json_events, views
 from trtllm_pipeline.show.progress.left import TimeLeft
 from trtllm_pipeline.show.progress.tracker import NOTHING_TO_DO, Clock, Tracker
+from trtllm_pipeline.show.report import plan_text
 
 _S = StageStatus
 _ANNOUNCE_AFTER_S: Final = 3.0
@@ -30,6 +31,8 @@ class QuietObserver(Observer):
     _run: str | None = None
     _time_left: TimeLeft | None = None
     _tracker: Tracker
+    _doubts: Sequence[str] = ()
+    """Lines about what the plan warns of, until they are printed."""
 
     def __init__(self, stream: TextIO, clock: Clock = time.monotonic) -> None:
         self._stream = stream
@@ -47,6 +50,9 @@ class QuietObserver(Observer):
             self._time_left.close()
         self._run = self._time_left = None
 
+    def planned(self, plan: Plan, outlook: Forecast) -> None:
+        self._doubts = plan_text.doubts(plan, outlook)
+
     def begin(
         self,
         plan: Plan,
@@ -56,6 +62,7 @@ class QuietObserver(Observer):
     ) -> None:
         self._tracker = Tracker(plan, statuses, durations, self._clock, nodes, quiet_s=self._quiet_s)
         self._begun()
+        self._doubts = ()
 
     def _begun(self) -> None:
         """Show the start of the run, from the tracker."""
@@ -105,7 +112,7 @@ class PlainObserver(QuietObserver):
         work = f"{tracker.counts[_S.UP_TO_DATE]} up to date, {tracker.to_do} to do" if tracker.to_do else NOTHING_TO_DO
         cells = tracker.plan.cells
         head = f"{count(len(cells), 'cell')}, {count(len(tracker.statuses), 'stage run')}: {work}"
-        self._say(head, *views.infeasible(cells, self.reported))
+        self._say(head, *views.infeasible(cells, self.reported), *self._doubts)
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
         self._tracker.changed(run, status, seconds)

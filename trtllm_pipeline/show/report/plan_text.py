@@ -39,13 +39,17 @@ def plan_text(plan: Plan, outlook: Forecast, *, verbose: bool) -> str:
     """A plan: totals and cells that do not fit, then its stages. With `verbose`, also each stage run and its needs."""
     lines = _summary(plan, outlook)
     for title, cells in _misfits(plan, outlook).items():
-        shown = cells if verbose else cells[:MAX_CELLS]
-        lines += ["", title, *(f"  {cell}" for cell in shown)]
-        lines += [f"  and {len(cells) - len(shown)} more: --verbose lists all"] if len(shown) < len(cells) else []
+        lines += ["", title, *_some(cells, None if verbose else "--verbose")]
     never = [(cell.id, str(cell.reason)) for cell in plan.cells if cell.reason is not None]
     lines += ["", *never_works(never, None if verbose else "--verbose")] if never else []
     lines += _work(plan, outlook, verbose=verbose) if plan.feasible else []
     return "\n".join(lines)
+
+
+def doubts(plan: Plan, outlook: Forecast) -> list[str]:
+    """What a run says before it starts: cells that probably do not fit, and stages that may exceed their time limit."""
+    doubtful = _misfits(plan, outlook, {estimates.NOT: _MISFITS[estimates.NOT]})
+    return [line for title, cells in doubtful.items() for line in (title, *_some(cells, "pipeline plan -v"))]
 
 
 def plan_markdown(plan: Plan, outlook: Forecast, title: str) -> str:
@@ -127,17 +131,24 @@ _MISFITS: Final = {
 """Verdicts that need attention, the worst first, and their words."""
 
 
-def _misfits(plan: Plan, outlook: Forecast) -> dict[str, list[str]]:
-    """Feasible cells whose stages fit only partly or perhaps, by the missing resource, and slow ones by their timeout."""
+def _some(cells: Sequence[str], command: str | None) -> list[str]:
+    """Lines of the first cells, and the command that lists all. All of them without a command."""
+    shown = cells if command is None else cells[:MAX_CELLS]
+    more = [f"  and {len(cells) - len(shown)} more: {command} lists all"] if len(shown) < len(cells) else []
+    return [*(f"  {cell}" for cell in shown), *more]
+
+
+def _misfits(plan: Plan, outlook: Forecast, verdicts: Mapping[str, str] = _MISFITS) -> dict[str, list[str]]:
+    """Feasible cells with one of these verdicts on their stages, by the missing resource, and slow ones by their timeout."""
     sharing = _sharing(plan)
     memory = [need for need in outlook.needs if need.resource != estimates.DISK]
     lacking: dict[str, list[str]] = {}
-    for verdict, words in _MISFITS.items():
+    for verdict, words in verdicts.items():
         for top, cells in _worst((need for need in memory if need.verdict == verdict), sharing):
             amounts = f"{memory_size(top.estimate.value)} of {top.resource} (±{top.estimate.error:.0%})"
             title = f"{top.stage} needs up to {amounts}, {memory_size(top.has or 0)} available: {words}"
             lacking[title] = cells
-    slow = (need for need in forecast.durations(plan, outlook) if need.verdict in _MISFITS)
+    slow = (need for need in forecast.durations(plan, outlook) if need.verdict in verdicts)
     settings = {run.stage.name: forecast.timeout(run)[0] for run in plan.stage_runs.values()}
     for top, cells in _worst(slow, sharing):
         most, limit = (duration(milliseconds / 1000) for milliseconds in (top.estimate.most, top.has or 0))

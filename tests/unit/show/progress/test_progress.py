@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from tests.helpers import fabricated, trtllm_cells
 from trtllm_pipeline.base.domain import StageRunId, StageStatus
 from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.base.wording import duration
+from trtllm_pipeline.orchestrate.memory.estimates import GPU, Estimate, Need
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
-from trtllm_pipeline.orchestrate.run.forecast import guess_s
+from trtllm_pipeline.orchestrate.run.forecast import forecast, guess_s
 from trtllm_pipeline.orchestrate.run.order import capacities, play, tasks
 from trtllm_pipeline.orchestrate.run.scheduler import Capacity, Event, Instruction, Scheduler
 from trtllm_pipeline.show.progress import observer
@@ -169,6 +171,20 @@ def test_a_server_is_not_up_before_something_ran_in_it() -> None:
         plain.tick({})
         assert [line.rpartition("  ")[2] for line in lines(stream)][-2] == "up for 6:04"
         plain.changed(launch, S.PENDING, None, None)
+
+
+def test_what_probably_does_not_fit_is_said_once_before_the_run() -> None:
+    first = PLAN.cells[0].id
+    need = Need("launch", first, GPU, Estimate(27 << 30, 0.15), 24 << 30)
+    outlook = replace(forecast(PLAN, None), needs=(need,))
+    for kind in (PlainObserver, LiveObserver, QuietObserver, JsonObserver):
+        stream = Terminal()
+        shows = kind(stream)
+        shows.planned(PLAN, outlook)
+        shows.begin(PLAN, PENDING, LEARNT)
+        shows.begin(PLAN, PENDING, LEARNT)  # cells that ran out of memory are retried
+        shows.end()
+        assert stream.getvalue().count("launch needs up to 27.0 GiB") == (kind in {PlainObserver, LiveObserver})
 
 
 def test_quiet_says_only_what_failed() -> None:

@@ -20,7 +20,7 @@ from trtllm_pipeline.orchestrate.results.fits import Fit, Fits
 from trtllm_pipeline.orchestrate.run.forecast import forecast
 from trtllm_pipeline.show.cli.output import rendered
 from trtllm_pipeline.show.phrases import wrapped
-from trtllm_pipeline.show.report.plan_text import plan_markdown, plan_text
+from trtllm_pipeline.show.report.plan_text import doubts, plan_markdown, plan_text
 
 PLAN = fabricated.plan(cell(), cell(precision="int4_wo"))
 
@@ -95,6 +95,7 @@ def test_what_probably_does_not_fit_comes_first_with_a_way_on() -> None:
     assert f"\n\n{title}\n  {first}\n  {second}\n\nbuild needs up to 23.0 GiB" in text
     assert text.splitlines()[0].endswith("; 2 cells too large")
     assert title.removeprefix("launch") in plan_markdown(plan, seen, "Plan")
+    assert doubts(plan, seen) == [title, f"  {first}", f"  {second}"], "a run says no more than this"
 
 
 def test_what_may_take_longer_than_its_limit_is_named_with_the_setting() -> None:
