@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import os
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
+from trtllm_pipeline.orchestrate.store.database import Database
 from trtllm_pipeline.show.cli.app import main
 
 
@@ -23,14 +24,30 @@ class Done(NamedTuple):
 
 def pipeline(*words: object, cwd: Path | None = None, code: int | None = 0, **variables: str) -> Done:
     """Run a command in a directory, with variables added to the environment. With a `code`, no other one is accepted."""
-    out, err, before = io.StringIO(), io.StringIO(), Path.cwd()
-    with mock.patch.dict(os.environ, variables), redirect_stdout(out), redirect_stderr(err):
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    before = Path.cwd()
+    with mock.patch.dict(os.environ, variables), redirect_stdout(out), redirect_stderr(err), closed_at_the_end():
         os.chdir(cwd or before)
         try:
             done = main([str(word) for word in words])
         finally:
             os.chdir(before)
-            gc.collect()  # closes the index, as the end of a process does
-    found = Done(out.getvalue(), err.getvalue(), done)
+    found = Done(*(stream.buffer.getvalue().decode() for stream in (out, err)), done)
     assert code in {None, done}, f"{words}: exit code {done}, expected {code}\n{found.stdout}\n{found.stderr}"
     return found
+
+
+@contextmanager
+def closed_at_the_end() -> Iterator[None]:
+    """Closes every index that was opened, as the end of a process does."""
+    opened: list[Database] = []
+    make = Database.__init__
+
+    def noted(self: Database, *args: Any, **options: Any) -> None:
+        opened.append(self)
+        make(self, *args, **options)
+
+    with mock.patch.object(Database, "__init__", noted):
+        yield
+    for each in opened:
+        each.close()

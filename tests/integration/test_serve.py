@@ -21,6 +21,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.helpers import command_line
 from tests.helpers.embedded_engines import script_engine
 from tests.helpers.launched import still_running
 from tests.helpers.trtllm_runs import LARGER, PLAIN, Lane
@@ -46,27 +47,37 @@ def jumped():
         return real() + float(file.read() or 0)
 time.time = jumped
 """
+STARTS_NOTHING = {("serve", name) for name in ("ps", "status", "stop")}
 POWERLESS = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.getuid() == 0 else ()
 
 
 class Host:
-    """A machine on which `pipeline serve` is typed. What it starts can be told by a variable in its environment."""
+    """A machine on which `pipeline serve` is typed. What it starts can be told by a variable in its environment.
 
-    def __init__(self, folder: Path, environment: dict[str, str], marker: str) -> None:
-        self.folder, self.environment, self.marker = folder, environment, marker
+    Commands that start nothing are no processes of their own, unless `processes` says so.
+    """
+
+    def __init__(self, folder: Path, environment: dict[str, str], marker: str, *, processes: bool = False) -> None:
+        self.folder, self.environment, self.marker, self.processes = folder, environment, marker, processes
         self.workspace = folder / "w"
 
     def start(self, *words: str, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [*before, sys.executable, "-m", "trtllm_pipeline", *words],
             cwd=self.folder,
-            env={**self.environment, "PIPELINE_WORKSPACE": str(self.workspace), "COLUMNS": "200"},
+            env=self.variables(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
+    def variables(self) -> dict[str, str]:
+        return {**self.environment, "PIPELINE_WORKSPACE": str(self.workspace), "COLUMNS": "200"}
+
     def pipeline(self, *words: str, code: int = 0, before: tuple[str, ...] = ()) -> tuple[str, str]:
+        if words[:2] in STARTS_NOTHING and not before and not self.processes:
+            done = command_line.pipeline(*words, cwd=self.folder, code=code, **self.variables())
+            return done.stdout, done.stderr
         process = self.start(*words, before=before)
         out, err = process.communicate(timeout=280)
         assert process.returncode == code, f"{words}: exit code {process.returncode}, expected {code}\n{out}\n{err}"
@@ -412,7 +423,7 @@ def test_a_clock_that_jumps_changes_nothing(host: Host, tmp_path: Path) -> None:
     text = of_standins.read_text(encoding="utf-8") + JUMPING.format(str(clock))
     (tmp_path / "sitecustomize.py").write_text(text, encoding="utf-8")
     paths = os.pathsep.join((str(tmp_path), paths))
-    jumping = Host(host.folder, {**host.environment, "PYTHONPATH": paths}, host.marker)
+    jumping = Host(host.folder, {**host.environment, "PYTHONPATH": paths}, host.marker, processes=True)
     jumping.serve(PLAIN, "--name", "jumps", "--openai", "--restart", "--unresponsive-timeout-s", "600")
     for days in (365, -400):
         clock.write_text(f"{days * 86400}", encoding="utf-8")
