@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.command_line import pipeline
 from tests.helpers.trtllm_runs import Lane
 from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.show.cli.app import main
@@ -44,7 +45,7 @@ def answer_right(lane: Lane, *families: str) -> None:
 
 
 def test_the_embedded_toolchain_is_verified_once_and_then_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("xllamacpp")
     words = (
@@ -88,10 +89,9 @@ def test_the_embedded_toolchain_is_verified_once_and_then_known(
     assert "launch" not in told
 
     # What is known already takes no time; for the others there is none.
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(budget, "chosen", partial(budget.chosen, limit_s=0))
-    assert main(["doctor", "--deep", "--toolchain", "embedded", "--family", "qwen3", "--format", "json"]) == 0
-    limited = rows(json.loads(capsys.readouterr().out))
+    words = ("doctor", "--deep", "--toolchain", "embedded", "--family", "qwen3", "--format", "json")
+    limited = rows(json.loads(pipeline(*words, cwd=tmp_path).stdout))
     assert {name: each["status"] for name, each in limited.items() if name in cells} == {
         "fp16": "verified",
         "int4_wo": "verified",
