@@ -100,7 +100,7 @@ class Lane:
 
     def pipeline(self, *words: str, code: int = 0) -> str:
         """What `pipeline` prints; nothing of it is left when it has ended. What looks at no machine is no process."""
-        if words[0] in {"export", "report", "store"}:
+        if words[0] in {"report", "store"}:
             return command_line.pipeline(*words, cwd=self.folder, code=code, **self.environment).stdout
         process = self.start(*words)
         try:
