@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ def test_the_next_server_is_loaded_while_nothing_is_measured(done: Path) -> None
 
 def times(workspace: Path, table: str) -> list[dict[str, Any]]:
     """Rows of the index, oldest first."""
-    with sqlite3.connect(workspace / "state.db") as database:
+    with closing(sqlite3.connect(workspace / "state.db")) as database:
         database.row_factory = sqlite3.Row
         return [dict(row) for row in database.execute(f"SELECT * FROM {table} ORDER BY started_s")]
 
