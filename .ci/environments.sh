@@ -7,7 +7,14 @@ unset PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_COMPILE=0
 
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+declare -A begun=()
+ended() {
+  for job in "${begun[@]}"; do
+    kill -- "-$job" 2>/dev/null || true
+  done
+  rm -rf "$work"
+}
+trap ended EXIT
 pyenv_root=$(pyenv root 2>/dev/null || true)
 # python VERSION: the path of that Python.
 python() {
@@ -33,6 +40,21 @@ command -v uv >/dev/null || {
 environment() {
   uv venv --quiet --seed --python "$(python "$2")" "$work/$1"
   uv pip install --quiet --python "$work/$1/bin/python" "${@:3}"
+}
+
+# beside NAME COMMAND...: starts a command beside what follows, in a process group that ends with this run. `joined NAME` waits
+# for it, shows what it said, and fails if it failed.
+beside() {
+  set -m
+  ("${@:2}") </dev/null >"$work/$1.log" 2>&1 &
+  set +m
+  begun[$1]=$!
+}
+joined() {
+  local code=0
+  wait "${begun[$1]}" || code=$?
+  cat "$work/$1.log"
+  return "$code"
 }
 
 # checked REASONS COMMAND...: runs a command that runs tests. They may be skipped for these reasons only.

@@ -14,18 +14,33 @@ from tests.helpers import needed, waiting
 
 TESTS = Path(__file__).parent
 INTEGRATION, UNIT = TESTS / "integration", TESTS / "unit"
+LONGEST = (
+    *("test_trtllm_backends", "test_serve", "test_pipeline", "test_doctor_deep", "test_nightly", "test_export"),
+    *("test_ranks", "test_openai_lanes", "test_triton_service", "test_report_html", "test_first_hour"),
+)
+"""Files that take minutes, the longest first."""
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Apply the tiers. Thorough are integration tests without the marker `seam`, and those that need optional programs."""
+    """Apply the tiers. Thorough are integration tests without the marker `seam`, and those that need optional programs,
+    but for the sweeps of .ci/nightly.
+    """
     programs = item.get_closest_marker("programs")
-    if programs or (INTEGRATION in item.path.parents and not item.get_closest_marker("seam")):
+    if not item.get_closest_marker("nightly") and (
+        programs or (INTEGRATION in item.path.parents and not item.get_closest_marker("seam"))
+    ):
         item.add_marker(pytest.mark.thorough)
     for name in programs.args if programs else ():
         reason = needed.missing(name)
         item.add_marker(pytest.mark.skipif(reason is not None, reason=str(reason)))
     if UNIT not in item.path.parents and not item.get_closest_marker("timeout"):
         item.add_marker(pytest.mark.timeout(900))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files. In alphabetical order, one worker would go on alone with them in the end."""
+    place = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -199,7 +199,7 @@ def check_sharing(planned: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "release", [pytest.param(each, marks=() if each in TYPICAL else pytest.mark.thorough) for each in RELEASES]
+    "release", [pytest.param(each, marks=() if each in TYPICAL else pytest.mark.nightly) for each in RELEASES]
 )
 def test_the_script_of_nested_loops_is_planned_for_every_release(planner: Planner, release: str) -> None:
     planned = planner.plan("qwen2", release)

@@ -678,7 +678,7 @@ def refused_by_facts(cell: Cell, commands: Mapping[str, dict[str, str]], release
 
 @pytest.mark.parametrize("lane", [ENGINES, PYTORCH])
 @pytest.mark.parametrize(
-    "release", [pytest.param(each, marks=() if each in TYPICAL else pytest.mark.thorough) for each in RELEASES]
+    "release", [pytest.param(each, marks=() if each in TYPICAL else pytest.mark.nightly) for each in RELEASES]
 )
 def test_no_planned_cell_is_refused_by_the_release(release: str, lane: str) -> None:
     toolchain, wrong, planned_cells = toolchains.load(lane), [], 0

@@ -12,7 +12,6 @@ import hashlib
 import json
 import socket
 import threading
-import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -70,6 +69,7 @@ class FakeHub:
         self.commits: list[str] = []
         """Their summaries."""
         self._lock = threading.Lock()
+        self._closing = threading.Event()
         self._servers = [ThreadingHTTPServer(("127.0.0.1", 0), self._handler(role)) for role in ("hub", "cdn")]
         self.url, self.cdn = (f"http://127.0.0.1:{server.server_port}" for server in self._servers)
 
@@ -80,6 +80,7 @@ class FakeHub:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._closing.set()
         for server, thread in zip(self._servers, self._threads, strict=True):
             server.shutdown()
             server.server_close()
@@ -361,7 +362,7 @@ class FakeHub:
                 else:
                     body = content
                 if kind == "slow":
-                    time.sleep(fault.delay_s)
+                    hub._closing.wait(fault.delay_s)
                 cut = fault.after if kind == "drop" else None
                 self._send(status, body, {"Accept-Ranges": "bytes", **(headers or {})}, cut)
 

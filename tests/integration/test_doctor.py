@@ -12,6 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from tests.helpers.command_line import pipeline
 from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
@@ -19,18 +20,12 @@ SCHEMA = json.loads((Path(__file__).parents[2] / "docs/schemas/doctor.json").rea
 
 
 def doctor(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "trtllm_pipeline", "doctor", *words],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-        env={**os.environ, **env},
-    )
+    command = [sys.executable, "-m", "trtllm_pipeline", "doctor", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env={**os.environ, **env})
 
 
 def document(*words: str, **env: str) -> dict[str, Any]:
-    done = doctor(*words, "--format", "json", **env)
+    done = pipeline("doctor", *words, "--format", "json", code=None, **env)
     assert done.stderr == ""
     found: dict[str, Any] = json.loads(done.stdout)
     jsonschema.validate(found, SCHEMA)
@@ -64,7 +59,7 @@ def test_an_assumed_machine_has_the_same_shape() -> None:
 
 def test_secrets_stay_secret() -> None:
     for words in ((), ("--format", "json")):
-        done = doctor(*words, HF_TOKEN="hf_SECRET", MODELSCOPE_API_TOKEN="ms-SECRET")
+        done = pipeline("doctor", *words, code=None, HF_TOKEN="hf_SECRET", MODELSCOPE_API_TOKEN="ms-SECRET")
         assert "SECRET" not in done.stdout + done.stderr
         assert "HF_TOKEN" in done.stdout
 
@@ -91,8 +86,7 @@ def test_text_says_the_same_without_colours_and_in_any_encoding() -> None:
 
 
 def test_a_mistyped_machine_is_a_message_not_a_traceback() -> None:
-    done = doctor("--assume", "tensorrt_lm==0.12.0,sm=ninety")
-    assert done.returncode == 2
+    done = pipeline("doctor", "--assume", "tensorrt_lm==0.12.0,sm=ninety", code=2)
     assert done.stdout == ""
     assert "did you mean 'tensorrt_llm'?" in done.stderr
     assert "sm=ninety" in done.stderr

@@ -18,6 +18,7 @@ import yaml
 
 from tests.helpers.adapters import random_pairs, write_adapter
 from tests.helpers.bundles import started
+from tests.helpers.command_line import pipeline
 from tests.helpers.deployments import deployment
 from tests.helpers.fake_hub import FakeHub
 from tests.helpers.trtllm_runs import LARGER, PLAIN, Lane
@@ -27,20 +28,6 @@ from trtllm_pipeline.tensorrt.servers import start_script
 
 CELL = "tiny/int8_wo/tp1pp1/bs4/isl192-osl16"
 BODY = {"text_input": "The capital of France is", "max_tokens": 8, "bad_words": "", "stop_words": ""}
-
-
-def pipeline(*words: str, code: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "trtllm_pipeline", *words],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == code, f"{words}\n{done.stdout}\n{done.stderr}"
-    assert "Traceback" not in done.stderr
-    return done
 
 
 def ask(port: int, path: str = "/v2/models/ensemble/generate", body: object = BODY) -> dict[str, Any]:

@@ -451,7 +451,10 @@ def abuse(url: str, rounds: int, threads: int) -> None:
         list(pool.map(one, range(rounds)))
 
 
-@pytest.mark.parametrize(("rounds", "threads"), [(240, 16), (2_000, 128)], ids=["short", "long"])
+@pytest.mark.parametrize(
+    ("rounds", "threads"),
+    [pytest.param(240, 16, id="short"), pytest.param(2_000, 128, id="long", marks=pytest.mark.nightly)],
+)
 def test_nothing_stays_behind(tmp_path: Path, rounds: int, threads: int) -> None:
     limits = {**LIMITS, "max_concurrency": 256, "body_timeout_s": 5.0, "keep_alive_s": 1.0}
     with gateway(tmp_path, respond, **limits) as found:

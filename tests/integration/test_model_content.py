@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.helpers import command_line
 from tests.helpers.fake_hub import FakeHub, Fault, Repository, sha256
 from trtllm_pipeline.base.errors import DownloadError
 from trtllm_pipeline.models.hub.sources import content_of, fetch, resolve
 from trtllm_pipeline.orchestrate.matrix.recipe_files import recipes_folder
-from trtllm_pipeline.show.cli import app
 from trtllm_pipeline.tensorrt.embedded import random_model
 
 HUGGING_FACE, MODELSCOPE = "org/tiny", "other/tiny-copy"
@@ -67,16 +63,8 @@ def matrix(tmp_path: Path) -> Path:
 
 
 def pipeline(*words: object, code: int = 0) -> str:
-    """What a command prints; what runs stages is a process of its own."""
-    if words[0] not in {"run", "download"}:
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            assert app.main(list(map(str, words))) == code
-        return printed.getvalue()
-    command = [sys.executable, "-m", "trtllm_pipeline", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == code, f"{words}: {done.stdout}\n{done.stderr}"
-    return done.stdout
+    """What a command prints."""
+    return command_line.pipeline(*words, code=code).stdout
 
 
 def planned(matrix: Path, workspace: Path, *words: str) -> dict[str, Any]:

@@ -127,7 +127,8 @@ def told(job: github_runner.Job) -> str:
     return "\n".join(f"--- {step.name}: {step.outcome} {step.code}\n{step.output}{step.summary}" for step in job.steps)
 
 
-def two_nights(runner: Runner) -> None:
+def test_four_nights(tmp_path: Path) -> None:
+    runner = Runner(tmp_path)
     # The first night: everything is made, and becomes the baseline.
     runner.check_out()
     first = runner.night()
@@ -154,15 +155,6 @@ def two_nights(runner: Runner) -> None:
     assert runner.baseline["run"]["id"].endswith("-night-4002-1")
     plan = json.loads(next((runner.kept / "workspace" / "runs").glob("*-night-4002-1/plan.json")).read_text())
     assert [run["action"] for run in plan["stage_runs"] if run["action"] == "run"] == []
-
-
-def test_two_nights(tmp_path: Path) -> None:
-    two_nights(Runner(tmp_path))
-
-
-def test_four_nights(tmp_path: Path) -> None:
-    runner = Runner(tmp_path)
-    two_nights(runner)
 
     # The third night: a setting that holds every request back. The gate fails, and says what and why.
     delay_us = runner.hold_back()

@@ -16,11 +16,10 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.command_line import Done, pipeline
 from tests.helpers.scripted_server import server_process
 from tests.helpers.waiting import eventually
 from trtllm_pipeline.measure.client.service import Service
-
-COMMAND = (sys.executable, "-m", "trtllm_pipeline", "bench")
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +29,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield service
 
 
-def perf(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, *(() if arguments[0] == "analyze" else ("load",)), *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
+def perf(folder: Path, *arguments: str) -> Done:
+    return pipeline("bench", *(() if arguments[0] == "analyze" else ("load",)), *arguments, cwd=folder, code=None)
 
 
 def loaded(folder: Path, *arguments: str) -> dict[str, Any]:
@@ -78,12 +76,10 @@ def test_every_load_run_says_on_what_and_under_which_load(service: Service, tmp_
     assert len({result["system"]["cpu"] for result in found.values()}) == 1
     assert {result["workload"]["levels"][0]["requests"] for result in found.values()} == {6}
     assert all(abs(result["measured_s"] - time.time()) < 600 for result in found.values())
-    command = (sys.executable, "-m", "trtllm_pipeline", "compare", "chat.jsonl", "completions.jsonl")
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    command = ("compare", "chat.jsonl", "completions.jsonl")
     words = "protocol: openai_completions in the baseline, openai_chat here"
-    assert (done.returncode, words in done.stderr) == (4, True), done.stderr
-    done = subprocess.run([*command, "--allow", "protocol"], cwd=tmp_path, timeout=280, check=False)
-    assert done.returncode == 0
+    assert words in pipeline(*command, cwd=tmp_path, code=4).stderr
+    pipeline(*command, "--allow", "protocol", cwd=tmp_path)
 
 
 @pytest.mark.seam
@@ -173,7 +169,7 @@ def test_csv_has_every_figure(service: Service, tmp_path: Path) -> None:
 @pytest.mark.seam
 def test_ctrl_c_keeps_what_was_measured(service: Service, tmp_path: Path) -> None:
     words = ("-u", service.grpc, "--model", "ensemble", "--requests", "100000", "--format", "json", "--max-tokens", "6")
-    command = [*COMMAND, "load", *words, "--event-file", "e.jsonl"]
+    command = [sys.executable, "-m", "trtllm_pipeline", "bench", "load", *words, "--event-file", "e.jsonl"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         events = tmp_path / "e.jsonl"
         assert eventually(lambda: events.exists() and events.read_text().count('"phase": "measured"') > 3)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import command_line
 from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
 from trtllm_pipeline.orchestrate.store.store import Store
 
@@ -24,19 +25,17 @@ FORK = multiprocessing.get_context("fork")
 
 
 def pipeline(folder: Path, *words: str, looking: bool = False) -> tuple[int, str, str]:
-    scratch = folder / ("scratch" if looking else "ours")
+    """Exit code, stdout and stderr. Who only looks is a process without our powers."""
+    place = str(folder / ("scratch" if looking else "ours"))
+    variables = {"XDG_RUNTIME_DIR": place, "TMPDIR": place, "COLUMNS": "140"}
+    words, root = (*words, "--workspace", str(folder / "ws")), Path(__file__).parents[2]
+    if not looking:
+        ours = command_line.pipeline(*words, cwd=root, code=None, **variables)
+        return ours.returncode, ours.stdout, ours.stderr
     done = subprocess.run(
-        [
-            *(POWERLESS if looking else ()),
-            sys.executable,
-            "-m",
-            "trtllm_pipeline",
-            *words,
-            "--workspace",
-            str(folder / "ws"),
-        ],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "XDG_RUNTIME_DIR": str(scratch), "TMPDIR": str(scratch), "COLUMNS": "140"},
+        [*POWERLESS, sys.executable, "-m", "trtllm_pipeline", *words],
+        cwd=root,
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         check=False,

@@ -36,7 +36,12 @@ from trtllm_pipeline.models.triton_repository import model_config
 from trtllm_pipeline.orchestrate.matrix.recipe_files import recipes_folder
 from trtllm_pipeline.tensorrt.embedded import random_model
 
-RELEASES = ("0.8.0", "0.16.0", "1.2.0")
+
+def nightly(*values: str | None) -> Any:
+    return pytest.param(*values, marks=pytest.mark.nightly)
+
+
+RELEASES = ("0.8.0", nightly("0.16.0"), "1.2.0")
 """The first and the last with engines and servers as recorded, and one between; contract tests have them all."""
 SERVED = ("--until", "smoke")
 BUILT = ("--until", "build")
@@ -99,20 +104,21 @@ def test_one_rank_is_served_and_measured_without_mpirun(tmp_path: Path) -> None:
     assert lane.run(*asked)[PLAIN]["status"] == "up_to_date", "no key depends on mpirun"
 
 
-@pytest.mark.parametrize("release", ["0.8.0", "1.2.0"])
-def test_a_model_that_does_not_stream_is_served_measured_and_exported(tmp_path: Path, release: str) -> None:
+@pytest.mark.parametrize(("release", "protocol"), [("0.8.0", "grpc"), ("1.2.0", "http")])
+def test_a_model_that_does_not_stream_is_served_measured_and_exported(
+    tmp_path: Path, release: str, protocol: str
+) -> None:
     lane = Lane(tmp_path / "lane", release, gpus=1, hub_datasets=["cnn_dailymail"])
     whole = ("--set", "settings.repository.decoupled=false")
     few = ("--set", "settings.perf.requests=4", "--set", "settings.perf.concurrency=[1]")
-    for protocol in ("grpc", "http"):
-        asked = ("--cells", PLAIN, *whole, *few, "--set", f"settings.perf.protocol={protocol}")
-        cell = lane.run(*asked)[PLAIN]
-        assert cell["status"] == "done", cell
-        (level,) = cell["perf"]
-        assert (level["failures"], level["tpot_ms"]["n"], level["itl_ms"]["n"]) == (0, 0, 0)
-        assert level["ttft_ms"]["p50"] == level["e2e_ms"]["p50"]
-        assert cell["accuracy"] is not None
-        assert "tokens" in {check["name"] for check in cell["smoke"]["checks"]}
+    asked = ("--cells", PLAIN, *whole, *few, "--set", f"settings.perf.protocol={protocol}")
+    cell = lane.run(*asked)[PLAIN]
+    assert cell["status"] == "done", cell
+    (level,) = cell["perf"]
+    assert (level["failures"], level["tpot_ms"]["n"], level["itl_ms"]["n"]) == (0, 0, 0)
+    assert level["ttft_ms"]["p50"] == level["e2e_ms"]["p50"]
+    assert cell["accuracy"] is not None
+    assert "tokens" in {check["name"] for check in cell["smoke"]["checks"]}
     refused = lane.run(*asked, "--set", "settings.perf.slo={tpot_ms: 50}", code=1)[PLAIN]
     assert "has no TPOT" in refused["reason"], "a missing TPOT is not one that keeps its limit"
     out = tmp_path / "out"
@@ -167,7 +173,7 @@ def test_engines_say_what_they_were_made_from_and_by_what(done: Done, release: s
         assert version["driver"]
 
 
-@pytest.mark.parametrize(("release", "backend"), [("0.16.0", None), ("1.2.0", "tensorrt")])
+@pytest.mark.parametrize(("release", "backend"), [nightly("0.16.0", None), ("1.2.0", "tensorrt")])
 def test_engines_are_served_by_trtllm_serve_as_well(done: Done, release: str, backend: str | None) -> None:
     lane = done(release)
     before = lane.starts()
@@ -341,7 +347,7 @@ axes:
 """
 
 
-@pytest.mark.parametrize("release", ["1.2.0", "1.3.0"])
+@pytest.mark.parametrize("release", [nightly("1.2.0"), "1.3.0"])
 def test_the_pytorch_lane_is_served_by_triton_and_by_trtllm_serve(tmp_path: Path, release: str) -> None:
     lane = Lane(tmp_path / "lane", release)
     lane.matrix.write_text(PYTORCH, encoding="utf-8")
@@ -373,7 +379,7 @@ settings:
 """
 
 
-@pytest.mark.parametrize("release", ["1.1.0", "1.3.0"])
+@pytest.mark.parametrize("release", [nightly("1.1.0"), "1.3.0"])
 def test_disaggregated_servers_are_served_measured_and_stopped_together(tmp_path: Path, release: str) -> None:
     lane = Lane(tmp_path / "lane", release)
     lane.matrix.write_text(DISAGGREGATED, encoding="utf-8")
@@ -479,7 +485,7 @@ exclude:
 """
 
 
-@pytest.mark.parametrize("release", ["1.0.0", "1.3.0"])
+@pytest.mark.parametrize("release", [nightly("1.0.0"), "1.3.0"])
 def test_drafts_are_made_by_what_the_matrix_says_and_accepted_ones_are_counted(tmp_path: Path, release: str) -> None:
     """A stand-in of trtllm-serve reads the settings as the release's LLM API does, and accepts all but one of each draft."""
     lane = Lane(tmp_path / "lane", release)
@@ -690,7 +696,7 @@ def test_an_engine_for_adapters_that_has_none_is_checked_by_its_files(tmp_path: 
     assert not lane.installed.invocations("run.py")
 
 
-@pytest.mark.parametrize("release", ["0.11.0", "1.2.0"])
+@pytest.mark.parametrize("release", ["0.11.0", nightly("1.2.0")])
 def test_engines_are_sent_an_adapter_once_and_asked_for_it_ever_after(tmp_path: Path, release: str) -> None:
     """The stand-in of the engine model refuses what the runtime refuses, and answers by the rank of the adapter."""
     lane = Lane(tmp_path / "lane", release)

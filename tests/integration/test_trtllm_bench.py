@@ -37,7 +37,7 @@ def lane_of(folder: Path, release: str, toolchain: str) -> Lane:
         ("1.2.0", "tensorrt_llm", "TensorRT"),
         ("1.2.0", "tensorrt_llm_pytorch", "Pytorch"),
         ("0.20.0", "tensorrt_llm", "TensorRT"),
-        ("1.0.0", "tensorrt_llm", "TensorRT"),
+        pytest.param("1.0.0", "tensorrt_llm", "TensorRT", marks=pytest.mark.nightly),
     ],
 )
 def test_the_engine_is_asked_what_the_server_was_when_that_is_gone(

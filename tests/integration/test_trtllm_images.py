@@ -57,7 +57,7 @@ def lane(folder: Path, release: str, family: str, *, parallel: str = "tp1") -> L
     ("release", "family", "script"),
     [
         ("0.16.0", "llava_onevision", "build_visual_engine.py"),
-        ("0.19.0", "llava_onevision", "build_multimodal_engine.py"),
+        pytest.param("0.19.0", "llava_onevision", "build_multimodal_engine.py", marks=pytest.mark.nightly),
         ("0.19.0", "qwen2_vl", "build_multimodal_engine.py"),
     ],
 )

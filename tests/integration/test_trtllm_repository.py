@@ -225,6 +225,8 @@ REFUSED = {
     "TRT316": "instance group should not be specified for ensemble",
     "TRT317": "circular dependency between ensembles",
 }
+REFUSED_DAILY = ("TRT103", "TRT218", "TRT304", "TRT317")
+"""A part of them: of a directory, of a configuration, of an ensemble, of all models together."""
 TAKEN = ("TRT107", "TRT208", "TRT209", "TRT210", "TRT211", "TRT212", "TRT513")
 """Warnings of the linter: Triton makes something of it."""
 
@@ -245,7 +247,9 @@ def broken(good: Path, folder: Path, *rules: str) -> Path:
     return case.repository
 
 
-@pytest.mark.parametrize("rule", REFUSED)
+@pytest.mark.parametrize(
+    "rule", [pytest.param(each, marks=() if each in REFUSED_DAILY else pytest.mark.nightly) for each in REFUSED]
+)
 def test_triton_refuses_what_the_linter_calls_an_error(good: Path, tmp_path: Path, rule: str) -> None:
     with pytest.raises(ServerError), served(tmp_path, broken(good, tmp_path, rule)):
         pass
