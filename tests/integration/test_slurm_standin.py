@@ -133,6 +133,7 @@ def test_stopping_a_job_that_runs(executor: ClusterExecutor, tmp_path: Path) -> 
         ("TIMEOUT", FailureClass.TIMEOUT, "long: Slurm ended it at its time limit"),
         ("OUT_OF_MEMORY", FailureClass.OUT_OF_MEMORY, "long: Slurm ended it at its memory limit"),
         ("FAILED", FailureClass.USER, "long: Slurm reports FAILED"),
+        ("FAILED JobLaunchFailure", FailureClass.LOST, "long: lost with its node: Slurm reports JobLaunchFailure"),
     ],
 )
 def test_what_slurm_says_of_a_job_without_an_answer(

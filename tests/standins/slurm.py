@@ -1,7 +1,8 @@
 """A stand-in for Slurm's commands: `python slurm.py COMMAND ARGUMENT...`, in a folder SLURM_STANDIN.
 
 sbatch starts the script at once, squeue and scancel know what it started; sinfo lists `nodes`, srun runs. A file `refuse`
-holds what every command says, and fails with. A file `states` of a job's number holds a state that squeue tells instead.
+holds what every command says, and fails with. A file `state.` and a job's number holds a state, and perhaps a reason, that squeue
+tells instead.
 """
 
 from __future__ import annotations
@@ -64,7 +65,10 @@ def main(command: str, arguments: list[str]) -> int:
             told = FOLDER / f"state.{job.name}"
             stat = Path(f"/proc/{pid}/stat")
             runs = stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
-            print(f"{job.name}|{told.read_text() if told.exists() else 'RUNNING' if runs else 'COMPLETED'}|{comment}")
+            state, _, reason = (told.read_text() if told.exists() else "RUNNING" if runs else "COMPLETED").partition(
+                " "
+            )
+            print(f"{job.name}|{state}|{reason or 'None'}|{comment}")
     return 0
 
 
