@@ -233,7 +233,7 @@ def packages_of(python: str) -> list[str]:
 
 
 def torch_cuda() -> str | None:
-    """CUDA version that the installed torch was built for, as 12.8, from its files. None for a CPU build."""
+    """CUDA version that the installed torch was built for, as 12.8, from its files. None for a CPU build, or without torch."""
     distribution = distribution_of("torch")
     try:
         text = Path(str(distribution.locate_file("torch/version.py"))).read_text("utf-8") if distribution else ""

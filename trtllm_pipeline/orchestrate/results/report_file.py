@@ -179,6 +179,7 @@ class CellResult:
 
     @property
     def trtllm_bench_tps(self) -> float | None:
+        """Output tokens/s of the engine in trtllm-bench."""
         value = (self.trtllm_bench or {}).get("output_tokens_per_s")
         return float(value) if isinstance(value, (int, float)) else None
 

@@ -287,7 +287,7 @@ class _Execution:
                 ending.callback(self._enter.let_go)
                 for held in self._running.values():
                     ending.callback(_release, held)
-                    ending.callback(self._store.fail, held.attempt, "interrupted", None)
+                ending.callback(self._give_up)
                 ending.callback(self._sealer.shutdown)
                 ending.callback(self._executor.close)
         self._remember_latest()
@@ -301,6 +301,12 @@ class _Execution:
             interrupted=self._interrupts > 0,
             waited=bool(self._waits),
         )
+
+    def _give_up(self) -> None:
+        """Record running stage runs as interrupted."""
+        for held in self._running.values():
+            self._store.fail(held.attempt, "interrupted", None)
+            _release(held)
 
     def _statuses(self) -> dict[StageRunId, StageStatus]:
         """Return the status of all stage runs of the plan. Those not to run are present or not needed."""

@@ -13,6 +13,7 @@ from trtllm_pipeline.serve.export.bundle import largest
 
 
 def check_repository(name: str | None) -> None:
+    """Raise UsageError for an invalid repository name."""
     if name is None:
         raise UsageError("--to hub: which repository?", hint="--repository ORGANIZATION/NAME")
     from huggingface_hub.errors import HFValidationError

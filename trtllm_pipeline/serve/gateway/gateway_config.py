@@ -42,7 +42,9 @@ class OfferedModel:
     dialect: str = AUTO
     """Format of tool calls and reasoning: the name of a family, or `auto`."""
     max_seq_len: int | None = None
+    """Tokens of prompt and output together."""
     max_input_len: int | None = None
+    """Tokens of a prompt."""
     max_concurrency: int | None = None
     """Maximum requests in progress. Default: the gateway's."""
     adapters: Mapping[str, Path] = field(default_factory=dict)

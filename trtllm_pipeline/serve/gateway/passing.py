@@ -96,6 +96,7 @@ class AnswerCheck:
 
     @property
     def failure(self) -> str | None:
+        """Why a response that ends here is incomplete. None for a complete one."""
         if self.error is not None:
             return self.error
         if not self._finished:
@@ -125,6 +126,7 @@ class ResponseCheck(AnswerCheck):
 
     @property
     def failure(self) -> str | None:
+        """Why a response that ends here is incomplete. None for a complete one."""
         return self.error or (None if self._ended else "the response ended before it was complete")
 
 

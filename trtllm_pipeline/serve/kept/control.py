@@ -286,7 +286,7 @@ def wait_ready(server: KeptServer) -> KeptServer:
 
 
 def stop(server: KeptServer) -> KeptServer:
-    """End a server, or the remains of a killed one. Returns its final state. Raises StateError if its keeper stays."""
+    """End a server, or the remains of a killed one, and wait for it. Returns its final state. Raises StateError if its keeper stays."""
     folder = server.folder
     patience_s = _STOP_S + sum(_stop_timeout_s(folder / name) for name in (JOB, servers.GATEWAY_CONFIG))
     try:

@@ -98,6 +98,7 @@ class _Program:
     due_s: float = 0.0
     """Monotonic time at which to start it, if it does not run."""
     ready_s: float | None = None
+    """Monotonic time at which it became ready."""
     health: Health | None = None
     """Set while it is ready."""
     hung: ServerError | None = None

@@ -99,6 +99,7 @@ class Keeper:
 
 
 def boot_id() -> str:
+    """The kernel's id of this boot. Empty if it is unknown."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return ""
@@ -143,6 +144,7 @@ class KeptRecord(KeptOptions):
     since_s: float
     """Unix time at which it entered this state."""
     started_s: float
+    """Unix time of its start."""
     restarts: int = 0
     keeper: Keeper | None = None
     gpus: tuple[str, ...] = ()

@@ -74,6 +74,7 @@ def _run(name: str, typed: dict[str, Any]) -> int:
 
 
 def _refuse(name: str, wrong: list[str], or_else: str = "") -> None:
+    """Raise UsageError if anything is wrong."""
     if wrong:
         hint = f"list all options with pipeline stage {name} --help{or_else}"
         raise UsageError(f"pipeline stage {name}: " + "\n  ".join(wrong), hint=hint)
@@ -288,6 +289,8 @@ def _context(stage: Stage, typed: Mapping[str, Any], params: Any, scratch: Path)
 
 def _files(stage: Stage, typed: Mapping[str, Any]) -> dict[str, str]:
     """Paths of the files: as typed, a `builtin:NAME`, or the default of a matrix."""
+    if not stage.file_names:
+        return {}
     from trtllm_pipeline.models import dataset_file
     from trtllm_pipeline.orchestrate import Settings
 

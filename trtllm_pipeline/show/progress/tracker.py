@@ -184,6 +184,7 @@ class Tracker:
         return max(0.0, end_s - self._clock()), complete
 
     def left_text(self) -> str:
+        """The time left in words, empty for less than a second."""
         left = self.left()
         return "" if left is None else time_left(*left)
 

@@ -160,6 +160,7 @@ def stage_line(
 
 
 def bar(part: float, width: int, *, ascii_only: bool) -> Text:
+    """A bar of which the fraction `part` is full."""
     from rich.text import Text
 
     full = int(part * width)

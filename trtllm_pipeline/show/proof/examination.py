@@ -127,6 +127,7 @@ def _announced(takes_s: float, cells: int, left_out: int, *, guessed: bool) -> s
 
 
 def _check(option: str, given: Sequence[str], known: Sequence[str]) -> None:
+    """Raise UsageError for an unknown name or an empty list."""
     wrong = [name for name in given if name not in known]
     if wrong or not given:
         raise UsageError(

@@ -35,6 +35,7 @@ class DiskUse:
     by: Mapping[str, Mapping[str, UsedSpace]]
     """`stage`, `model`, `precision` -> name -> its share, the largest first."""
     others: Mapping[str, int]
+    """Directory -> bytes."""
 
     def to_json(self) -> dict[str, Json]:
         """JSON, see `docs/reference/formats.md`."""

@@ -14,7 +14,10 @@ _LEAST_SHARE: Final = 0.5
 
 
 def interference(rows: Sequence[CellResult]) -> Iterator[str]:
-    """Rates and medians of the cell of `config.expand.with_control` alongside others and alone, one line per load."""
+    """Rates and medians of the cell of `config.expand.with_control` alongside others and alone, one line per load.
+
+    Nothing if either measurement is missing.
+    """
     by_id = {f"{ALONE}{row.id}": row for row in rows}
     for alone in rows:
         beside = by_id.get(alone.id)

@@ -60,9 +60,10 @@ class Goals:
     @staticmethod
     def parse(objective: Goal, slo: str | None, min_accuracy: str | None, gpu_hour: str | None) -> Goals:
         """The goals on a command line. Raises UsageError."""
+        slos = parse_slo(slo) if slo else ()
         least = None if min_accuracy is None else parse_least(min_accuracy)
         prices = None if gpu_hour is None else parse_prices(gpu_hour)
-        return Goals(objective, parse_slo(slo) if slo else (), least, prices)
+        return Goals(objective, slos, least, prices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,7 @@ class Candidate:
     """95% interval of the goal's metric. None if it is unknown, or if the goal is the size, which is exact."""
     requests: int | None = None
     dollars_per_million: float | None = None
+    """Of output tokens."""
     tied: bool = False
     """Not beyond noise from the best of its workload, or the best if there is such a candidate."""
     unsure: bool = False

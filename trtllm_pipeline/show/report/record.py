@@ -144,6 +144,7 @@ class Record:
 
     @property
     def seconds(self) -> float | None:
+        """None if unknown."""
         return None if self.about is None else self.about.seconds
 
 

@@ -92,7 +92,7 @@ def write_results(
 
 
 def compared_with_previous(results: Results, store: Store) -> Comparison | None:
-    """Comparison with the last earlier run that measured the cells differently, with a comparable one if there is one."""
+    """Comparison with the last earlier run of the same matrix with other measurements, preferably a comparable one."""
     from trtllm_pipeline.orchestrate import REQUEST_FILE, read_request
     from trtllm_pipeline.orchestrate import runs as run_folders
     from trtllm_pipeline.show.report.comparison import DEFAULT, compare

@@ -588,6 +588,7 @@ def _range(values: Sequence[float]) -> str:
 
 
 def moment(seconds: float | None) -> str | None:
+    """A Unix time as text, in UTC."""
     if seconds is None:
         return None
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")

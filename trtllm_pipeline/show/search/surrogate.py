@@ -120,7 +120,10 @@ def _scales(white: Array) -> Array:
 
 
 def predicted(shape: Covariance, apart: Array, measured: Sequence[int], values: Array) -> tuple[Array, Array]:
-    """Mean and deviation [cells, quantities] of all cells from `values` of `measured`, at distances `apart`."""
+    """Mean and standard deviation [cells, quantities] of all cells, given the `values` of the `measured` cells.
+
+    `apart` has the distances [axes, cells, measured].
+    """
     import numpy as np
 
     across = shape.covariance(apart)

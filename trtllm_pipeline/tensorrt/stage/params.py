@@ -569,6 +569,7 @@ class PerfParams(Parameters):
     request_timeout_s: float = param("time limit of one request", 300.0, gt=0, le=1e9, runtime=True)
 
     def __post_init__(self) -> None:
+        """Raise ValueError for inconsistent values."""
         for wrong in conflicts(self):
             raise ValueError(wrong)
         if self.images is not None:

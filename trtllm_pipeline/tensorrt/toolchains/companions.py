@@ -269,8 +269,7 @@ def _unfit_heads(cell: Cell, method: str, of: Mapping[str, Mapping[str, Any] | N
 
 def _unlike_width(cell: Cell, size: object) -> str | None:
     """Why a drafter for models with a hidden size of `size` does not fit a cell's model, or None."""
-    ours = cell.recipe["hidden_size"]
-    if not isinstance(size, int) or size == ours:
+    if not isinstance(size, int) or size == (ours := cell.recipe["hidden_size"]):
         return None
     name = named_models(cell)[DRAFT]
     return f"settings.speculative.model {name} is for models with a hidden size of {size}; {cell.model} has {ours}"

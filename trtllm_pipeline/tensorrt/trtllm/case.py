@@ -62,6 +62,7 @@ class Case:
 
     @property
     def drafting(self) -> Drafting | None:
+        """How its engine drafts tokens. None if it does not."""
         return drafting(self.cell)
 
     @property
