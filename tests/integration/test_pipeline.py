@@ -321,7 +321,7 @@ def test_neither_of_two_servers_survives_a_kill_of_the_pipeline(tmp_path: Path, 
 
 
 def test_two_runs_at_once_do_everything_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both come to the first measurement, for which the machine is not free yet: one of them waits behind the other."""
+    """The machine is not free for the first measurement: one waits for it, and the other behind it, whatever that needs."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     held, _ = lease_machine(()) or ([], ())
     assert held
@@ -333,8 +333,12 @@ def test_two_runs_at_once_do_everything_once(tmp_path: Path, monkeypatch: pytest
         return any(who in event["why"] for event in events if event["event"] == "waiting")
 
     def met() -> bool:
-        names = [f"process {process.pid} in workspace {tmp_path}/.pipeline (" for process in runs]
-        return all(waits(path, f"process {os.getpid()} (") for path in said) and any(map(waits, said, reversed(names)))
+        for process, path, other in zip(runs, said, reversed(said), strict=True):
+            shown = f"process {process.pid} in workspace {tmp_path}/.pipeline ("
+            behind = waits(other, shown) and waits(other, ", which is also waiting and came first")
+            if behind and waits(path, f"process {os.getpid()} ("):
+                return True
+        return False
 
     try:
         assert eventually(lambda: met() or any(process.poll() is not None for process in runs))
