@@ -23,7 +23,7 @@ from trtllm_pipeline.base import (
     shorten,
     terminal,
 )
-from trtllm_pipeline.orchestrate import LOG, Outline, OutlineCell, OutlineRun, StageState, Store, select, stage_status
+from trtllm_pipeline.orchestrate import LOG, Outline, OutlineCell, OutlineRun, StageState, Store, stage_status
 from trtllm_pipeline.show.phrases import groups, without
 from trtllm_pipeline.show.progress import views
 
@@ -77,7 +77,11 @@ def status_of(
     took: ForecastCheck | None = None,
 ) -> MatrixStatus:
     """Progress of the cells of `outline` that match `cells`. Raises UsageError if none does."""
-    shown = select(outline.cells, cells) if cells else outline.cells
+    shown: Sequence[OutlineCell] = outline.cells
+    if cells:
+        from trtllm_pipeline.orchestrate import select  # it reads matrices, which most calls do not
+
+        shown = select(outline.cells, cells)
     states = stage_status.stage_states(outline, store, artifacts=False)
     return MatrixStatus(title, run, outline, shown, states, store.artifacts_dir, left, goes_on, took)
 
@@ -136,7 +140,7 @@ def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
         stages = [stage for stage in status.outline.stages if any(stage in of_cell for _, of_cell in rows)]
         drawn = views.grid(rows, stages, width=width, ascii_only=ascii_only) if rows else []
     else:
-        drawn = _counted(status, feasible, parts, height, width=width, ascii_only=ascii_only)
+        drawn = _counted(status, runs, feasible, parts, height, width=width, ascii_only=ascii_only)
         shown, rest = (states[run].status for run in runs), ""  # included in the lines of the stages
     drawn += views.legend(shown, width=width, ascii_only=ascii_only)
     titles = [status.title, *([f"all cells: {' '.join(parts)}"] if parts else ())]
@@ -164,6 +168,7 @@ def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
 
 def _counted(
     status: MatrixStatus,
+    runs: Mapping[StageRunId, OutlineRun],
     cells: Sequence[OutlineCell],
     shared: Sequence[str],
     height: int,
@@ -172,7 +177,7 @@ def _counted(
     ascii_only: bool,
 ) -> list[Text]:
     """One line per stage, then one per group of cells if groups fit."""
-    states, runs = status.states, status.stage_runs
+    states = status.states
     counts: dict[str, Counter[StageStatus]] = defaultdict(Counter)
     for run in runs.values():
         counts[run.stage][states[run.id].status] += 1

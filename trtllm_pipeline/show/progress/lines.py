@@ -15,7 +15,6 @@ from trtllm_pipeline.orchestrate import Forecast, Nodes, Observer, Plan, StageRu
 from trtllm_pipeline.show.progress import json_events, views
 from trtllm_pipeline.show.progress.left import TimeLeft
 from trtllm_pipeline.show.progress.tracker import NOTHING_TO_DO, Clock, Tracker
-from trtllm_pipeline.show.report import plan_text
 
 _S = StageStatus
 _ANNOUNCE_AFTER_S: Final = 3.0
@@ -31,8 +30,8 @@ class QuietObserver(Observer):
     _run: str | None = None
     _time_left: TimeLeft | None = None
     _tracker: Tracker
-    _doubts: Sequence[str] = ()
-    """Lines about what the plan warns of, until they are printed."""
+    _planned: tuple[Plan, Forecast] | None = None
+    """The plan and its forecast, until the run begins."""
 
     def __init__(self, stream: TextIO, clock: Clock = time.monotonic) -> None:
         self._stream = stream
@@ -51,7 +50,7 @@ class QuietObserver(Observer):
         self._run = self._time_left = None
 
     def planned(self, plan: Plan, outlook: Forecast) -> None:
-        self._doubts = plan_text.doubts(plan, outlook)
+        self._planned = plan, outlook
 
     def begin(
         self,
@@ -62,10 +61,18 @@ class QuietObserver(Observer):
     ) -> None:
         self._tracker = Tracker(plan, statuses, durations, self._clock, nodes, quiet_s=self._quiet_s)
         self._begun()
-        self._doubts = ()
+        self._planned = None  # cells that are retried are no news
 
     def _begun(self) -> None:
         """Show the start of the run, from the tracker."""
+
+    def _doubts(self) -> list[str]:
+        """Lines about what the plan warns of."""
+        if self._planned is None:
+            return []
+        from trtllm_pipeline.show.report import plan_text  # other commands show progress without a plan
+
+        return plan_text.doubts(*self._planned)
 
     def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:  # noqa: ARG002  not shown
         """Publish the time left."""
@@ -112,7 +119,7 @@ class PlainObserver(QuietObserver):
         work = f"{tracker.counts[_S.UP_TO_DATE]} up to date, {tracker.to_do} to do" if tracker.to_do else NOTHING_TO_DO
         cells = tracker.plan.cells
         head = f"{count(len(cells), 'cell')}, {count(len(tracker.statuses), 'stage run')}: {work}"
-        self._say(head, *views.infeasible(cells, self.reported), *self._doubts)
+        self._say(head, *views.infeasible(cells, self.reported), *self._doubts())
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
         self._tracker.changed(run, status, seconds)

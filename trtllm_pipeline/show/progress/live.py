@@ -66,7 +66,7 @@ class LiveObserver(QuietObserver):
         self._size = (0, 0)
         self._drawn_s = float("-inf")
         self._above(views.infeasible(self._tracker.plan.cells, self.reported))
-        self._above(self._doubts)
+        self._above(self._doubts())
         if not self._tracker.to_do:
             return self._above([NOTHING_TO_DO])
         self._start()

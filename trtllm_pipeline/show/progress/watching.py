@@ -11,13 +11,15 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, TextIO
 
 from trtllm_pipeline.base import Json, StageStatus, count, terminal
-from trtllm_pipeline.orchestrate import ForecastCheck, OutlineRun, StageState
+from trtllm_pipeline.orchestrate import OutlineRun, StageState
 from trtllm_pipeline.show.progress import json_events
 from trtllm_pipeline.show.progress.cell_status import DONE, MatrixStatus, to_text
 from trtllm_pipeline.show.progress.views import LOOKS, REMIND_EVERY_S, time_left
 
 if TYPE_CHECKING:
     from rich.text import Text
+
+    from trtllm_pipeline.orchestrate import ForecastCheck
 
 _EVERY_S: Final = 1.0
 _SHARE: Final = 5

@@ -347,14 +347,14 @@ def _meanings(
 def _code(log: LogText, statement: Statement) -> str:
     """Where an exception arose, by its traceback: file, line and package. Empty without a traceback."""
     text = "\n".join(log.lines[statement.first : statement.index])
-    frames = re.findall(_FRAME, text)
+    frames = _compiled(_FRAME).findall(text)
     if not frames:
         return ""
     file, line = frames[-1]
-    package = file.split("/")[0] if f"-packages/{file}" in text and "/" in file else ""
-    return f"{'/'.join(file.split('/')[-4:])}, line {line}" + (
-        f" (pip show {package} names its release)" if package else ""
-    )
+    parts = file.split("/")
+    installed = f"-packages/{file}" in text and len(parts) > 1
+    release = f" (pip show {parts[0]} names its release)" if installed else ""
+    return f"{'/'.join(parts[-4:])}, line {line}{release}"
 
 
 def telling_lines(logs: Sequence[LogText]) -> list[LogLine]:

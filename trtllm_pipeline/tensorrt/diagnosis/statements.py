@@ -180,14 +180,7 @@ def statements(lines: Sequence[str], noise: Container[int] = ()) -> list[Stateme
     if first is not None and raised and _compiled("shell killed").match(parsed[collected[first].index].body):
         # The next program of the script fails because of it.
         collected[first] = replace(collected[first], grade=Grade.OWN)
-    for place, each in enumerate(collected[1:], start=1):
-        above = collected[place - 1]
-        if _compiled("reason").match(parsed[each.first].body) and each.first - above.last <= 2:
-            collected[place - 1] = replace(above, grade=Grade.FOLLOWS)
-            collected[place] = replace(each, first=above.first)
-        if _compiled("stopping").search(each.text) and any(one.grade is Grade.BARE for one in collected[:place]):
-            collected[place] = replace(each, grade=Grade.ENDED)
-    return _led_up(collected, parsed)
+    return _led_up(_with_reasons(collected, parsed), parsed)
 
 
 def _with_neighbors(each: Statement, line: _Line, lines: Sequence[_Line], inside: set[int]) -> Statement:
@@ -201,6 +194,18 @@ def _with_neighbors(each: Statement, line: _Line, lines: Sequence[_Line], inside
     if "validation error" in each.text and any(after.indent > line.indent for after in below):
         each = replace(each, text=" ".join([each.text, *(after.body.strip() for after in below)]))
     return each
+
+
+def _with_reasons(collected: list[Statement], lines: Sequence[_Line]) -> list[Statement]:
+    """A title such as "Caused by:" replaces the vague line above it. A stop from outside after a crash only follows from it."""
+    for place, each in enumerate(collected[1:], start=1):
+        above = collected[place - 1]
+        if _compiled("reason").match(lines[each.first].body) and each.first - above.last <= 2:
+            collected[place - 1] = replace(above, grade=Grade.FOLLOWS)
+            collected[place] = replace(each, first=above.first)
+        if _compiled("stopping").search(each.text) and any(one.grade is Grade.BARE for one in collected[:place]):
+            collected[place] = replace(each, grade=Grade.ENDED)
+    return collected
 
 
 def _led_up(collected: list[Statement], lines: Sequence[_Line]) -> list[Statement]:
