@@ -263,6 +263,7 @@ def test_a_night_whose_matrix_is_wrong_runs_nothing_and_compares_nothing(tmp_pat
     assert not runner.kept.exists()
 
 
+@pytest.mark.nightly
 def test_the_script_does_the_same_elsewhere(tmp_path: Path) -> None:
     runner = Runner(tmp_path)
     runner.check_out()
