@@ -120,7 +120,8 @@ def _silu(values: Array) -> Array:
 
 def _gelu_tanh(values: Array) -> Array:
     """Source: arXiv 1606.08415."""
-    activated: Array = 0.5 * values * (1.0 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (values + 0.044715 * values**3)))
+    cube = values * values * values  # numpy's power takes ten times as long
+    activated: Array = 0.5 * values * (1.0 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (values + 0.044715 * cube)))
     return activated
 
 
@@ -186,9 +187,9 @@ class Reference:
             states = layer(self.config, layer_weights(self.weights, index), states, rotation)
         return normalized(states, self.weights, FINAL_NORM.removesuffix(".weight"), self.config.rms_norm_eps)
 
-    def logits(self, tokens: Sequence[int]) -> Array:
-        """Logits after each of `tokens`, (tokens, vocab_size)."""
-        states = self.hidden_states(np.asarray([tokens], dtype=np.int64))[0]
+    def logits(self, tokens: Sequence[int], last: int = 0) -> Array:
+        """Logits after each of `tokens`, or of the `last` of them, (tokens, vocab_size)."""
+        states = self.hidden_states(np.asarray([tokens], dtype=np.int64))[0, -last:]
         logits: Array = states @ self.weights[EMBEDDING if self.config.tie_word_embeddings else HEAD].T
         logits += self.weights.get(HEAD_BIAS, np.float32(0.0))
         return logits if self.config.logit_cap is None else capped(logits, self.config.logit_cap)
@@ -201,7 +202,7 @@ class Reference:
         """Up to `count` greedy tokens after `tokens`. Ends before a token in `stop`. Ties go to the lowest id."""
         stop, output = frozenset(stop), list[int]()
         while len(output) < count:
-            token = int(np.argmax(self.logits([*tokens, *output])[-1]))
+            token = int(np.argmax(self.logits([*tokens, *output], last=1)))
             if token in stop:
                 break
             output.append(token)

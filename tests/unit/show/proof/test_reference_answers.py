@@ -46,9 +46,9 @@ def write(folder: Path, *these: str) -> None:
     material.write(folder, Machine(1, "CPU"), families=these, precisions=["fp16"], toolchain_names=["embedded"])
 
 
-def slow_but_quick_ones(these: Iterable[str]) -> Iterator[Any]:
+def nightly_but_quick_ones(these: Iterable[str]) -> Iterator[Any]:
     """Each makes a model."""
-    yield from (pytest.param(each, marks=() if each in QUICK else pytest.mark.thorough) for each in these)
+    yield from (pytest.param(each, marks=() if each in QUICK else pytest.mark.nightly) for each in these)
 
 
 def said_by(model: Reference, folder: Path, family: str, out: Path) -> Agreement:
@@ -62,7 +62,7 @@ def said_by(model: Reference, folder: Path, family: str, out: Path) -> Agreement
     return reference_answers.compare(out, folder / family)
 
 
-@pytest.mark.parametrize("family", [*slow_but_quick_ones(families.FAMILIES)])
+@pytest.mark.parametrize("family", [*nightly_but_quick_ones(families.FAMILIES)])
 def test_the_reference_agrees_with_itself(folder: Path, tmp_path: Path, family: str) -> None:
     write(folder, family)
     found = said_by(families.reference(folder / family), folder, family, tmp_path)
@@ -131,7 +131,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(
-    "what", [pytest.param(what, marks=() if WRONG[what][0] in QUICK else pytest.mark.thorough) for what in WRONG]
+    "what", [pytest.param(what, marks=() if WRONG[what][0] in QUICK else pytest.mark.nightly) for what in WRONG]
 )
 def test_another_computation_is_found_at_every_precision_but_nvfp4(folder: Path, tmp_path: Path, what: str) -> None:
     family, changed = WRONG[what]

@@ -122,7 +122,7 @@ def found_plain() -> list[FailureLog]:
 
 @pytest.mark.parametrize("place", range(len(WRITERS)))
 @pytest.mark.parametrize(
-    "turn", [0, *(pytest.param(turn, marks=pytest.mark.thorough) for turn in range(1, len(WRITERS)))]
+    "turn", [0, *(pytest.param(turn, marks=pytest.mark.nightly) for turn in range(1, len(WRITERS)))]
 )
 def test_neither_what_stands_around_a_failure_nor_before_its_lines_hides_it(
     turn: int, place: int, tmp_path: Path
