@@ -300,20 +300,23 @@ def _survived(log: LogText, statement: Statement, signature: Signature, known: S
     """True if the program went on after this error, or only reported it as information, and had another one later. A line that
     is not written as an error was survived if the program went on at all.
     """
-    after = [_compiled(_PROGRESS).search(line) is not None for line in log.written[statement.last + 1 :]]
-    if statement.grade is Grade.FAINT and sum(after) >= _LIVELY:
+    if statement.grade is Grade.FAINT and _progress(log.written[statement.last + 1 :]) >= _LIVELY:
         return True
+    informed = _progress([log.written[statement.index]]) > 0
     for each in log.stated:
         if each.index <= statement.last or each.grade is not Grade.OWN:
             continue
-        lines = log.written[statement.index], *log.written[statement.last + 1 : each.first]
-        progress = [_compiled(_PROGRESS).search(line) is not None for line in lines]
-        if not progress[0] and sum(progress) < _LIVELY:
+        if not informed and _progress(log.written[statement.last + 1 : each.first]) < _LIVELY:
             continue
         meaning = _best(_meanings(log, each, known))
         if meaning is None or meaning[2][0] is not signature:
             return True
     return False
+
+
+def _progress(lines: Sequence[str]) -> int:
+    """The number of lines of normal progress."""
+    return sum(_compiled(_PROGRESS).search(line) is not None for line in lines)
 
 
 def _beheaded(log: LogText, statement: Statement) -> bool:
