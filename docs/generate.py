@@ -485,9 +485,14 @@ def failures(_name: str) -> Iterator[str]:
     yield "| message in a log | cause | class | what to do |"
     yield "|---|---|---|---|"
     for signature in signatures():
-        words = ", ".join(f"`{_line(each)}`" for each in signature.met)
+        exact = [each for each in signature.met if re.search(signature.exact.pattern, each, re.MULTILINE)]
+        likely = [each for each in signature.met if each not in exact]
+        words = "; a hint alone: ".join(
+            ", ".join(f"`{_line(each)}`" for each in part) for part in (exact, likely) if part
+        )
         names = {Weight.SYMPTOM: "a symptom", Weight.CLASS: "a hint alone", Weight.WORDS: "a hint alone"}
-        failure = names.get(signature.weight, signature.failure.value.replace("_", " "))
+        known = signature.failure.value.replace("_", " ") if exact else "a hint alone"
+        failure = names.get(signature.weight, known)
         settings = [
             f"`{text.removesuffix('=half')}{' halved' * text.endswith('=half')}`"
             for text in signature.settings.values()

@@ -42,6 +42,8 @@ _PROGRESS: Final = r"(?<!NCCL )\bINFO\b|\[I\]|^I\d{4} "
 """Lines of normal progress."""
 _LIVELY: Final = 2
 """Number of such lines that a program that has failed does not write any more."""
+_LINK: Final = r"(?:was the direct cause of the following|During handling of the above) exception"
+"""Stands between two exceptions of a chain."""
 _ABOVE: Final = 20
 """Statements above a line that may announce its cause."""
 _LEFT_OUT: Final = r"(?i)\bignor(?:e|ing|ed)\b|\bskipping\b"
@@ -240,15 +242,18 @@ def first_cause(logs: Sequence[LogText], signatures: Sequence[Signature] | None 
     meanings = _best(_meanings(log, statement, known))
     if meanings is None:
         return Diagnosis(None, line, certain=False, words=statement.text)
-    weight, place, (signature, match) = meanings
+    weight, _, (signature, match) = meanings
     groups = {name: value or "" for name, value in match.groupdict().items()} | {"code": _code(log, statement)}
     clear = statement.grade <= (Grade.FAINT if weight is Weight.CAUSE else Grade.BARE)
+    exact = _best(_meanings(log, statement, [signature.exact]))
     certain = (
         weight <= Weight.GENERAL
         and clear
-        and place in statement.own
+        and exact is not None
+        and exact[1] in statement.own
         and not _contradicted(logs, stated, first, signature, known)
         and not _survived(log, statement, signature, known)
+        and not _beheaded(log, statement)
     )
     return Diagnosis(signature, line, certain, groups, statement.text)
 
@@ -292,18 +297,33 @@ def _alike(one: Signature, other: Signature) -> bool:
 
 
 def _survived(log: LogText, statement: Statement, signature: Signature, known: Sequence[Signature]) -> bool:
-    """True if the program went on after this error, or only reported it as information, and had another one later."""
+    """True if the program went on after this error, or only reported it as information, and had another one later. A line that
+    is not written as an error was survived if the program went on at all.
+    """
+    if statement.grade is Grade.FAINT and _progress(log.written[statement.last + 1 :]) >= _LIVELY:
+        return True
+    informed = _progress([log.written[statement.index]]) > 0
     for each in log.stated:
         if each.index <= statement.last or each.grade is not Grade.OWN:
             continue
-        lines = log.written[statement.index], *log.written[statement.last + 1 : each.first]
-        progress = [_compiled(_PROGRESS).search(line) is not None for line in lines]
-        if not progress[0] and sum(progress) < _LIVELY:
+        if not informed and _progress(log.written[statement.last + 1 : each.first]) < _LIVELY:
             continue
         meaning = _best(_meanings(log, each, known))
         if meaning is None or meaning[2][0] is not signature:
             return True
     return False
+
+
+def _progress(lines: Sequence[str]) -> int:
+    """The number of lines of normal progress."""
+    return sum(_compiled(_PROGRESS).search(line) is not None for line in lines)
+
+
+def _beheaded(log: LogText, statement: Statement) -> bool:
+    """True if the log starts after the exception that the one of this statement came from."""
+    above = log.written[: statement.first]
+    link = next((index for index, line in enumerate(above) if _compiled(_LINK).search(line)), None)
+    return link is not None and not any(each.last < link for each in log.stated)
 
 
 def _first_warning(

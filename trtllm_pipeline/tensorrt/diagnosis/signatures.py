@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,8 @@ from trtllm_pipeline.base import FailureClass
 KILLED: Final = "killed"
 """Key of the signature for a process that was killed. The log does not name the killer. `out_of_memory.verdict` finds it."""
 ANY_STAGE: Final = "any"
+NOTHING: Final = r"(?!)"
+"""Matches nothing."""
 GROUP: Final = r"\{(\w+)\}"
 """A group of the patterns in a hint."""
 _PATH: Final = PACKAGE / "data" / "signatures.yaml"
@@ -47,20 +49,27 @@ class Signature:
     category: str
     failure: FailureClass
     patterns: tuple[str, ...]
-    """Regular expressions, any of which matches. ^ and $ match at every line."""
+    """Regular expressions, any of which matches. ^ and $ match at every line. None if all words are only `likely`."""
     hint: str
     """The hint. `{name}` is a named group of the patterns. Of `<a|b>`, the first part whose groups are not empty counts."""
     met: tuple[str, ...]
     """The words as users reported them."""
     source: tuple[str, ...]
     """The source of the words."""
+    likely: tuple[str, ...] = ()
+    """Patterns of words that other causes have as well: they give the hint, and are never certain."""
     weight: Weight = Weight.CAUSE
     settings: Mapping[str, str] = field(default_factory=dict)
     """Stage or ANY_STAGE -> "settings.SECTION.KEY=VALUE": the setting to change if this stage failed."""
 
     @property
     def pattern(self) -> str:
-        return "|".join(self.patterns)
+        return "|".join((*self.likely, *self.patterns)) or NOTHING
+
+    @property
+    def exact(self) -> Signature:
+        """The same without the words that other causes have as well."""
+        return replace(self, likely=())
 
 
 def chosen(text: str, groups: Mapping[str, str]) -> str:
@@ -110,10 +119,11 @@ def _signature(row: Mapping[str, Any], phrases: Mapping[str, str]) -> Signature:
         **{
             **row,
             "failure": FailureClass(row["failure"]),
-            "patterns": tuple(row["patterns"].splitlines()),
+            "patterns": tuple(row.get("patterns", "").splitlines()),
             "hint": hint,
             "met": tuple(row["met"].splitlines()),
             "source": tuple(row["source"]),
+            "likely": tuple(row.get("likely", "").splitlines()),
             "weight": Weight[row.get("weight", "cause").upper()],
         }
     )

@@ -447,16 +447,17 @@ def _goes_on(line: _Line) -> bool:
 
 def _of_chain(chain: _Raised) -> Statement:
     """The first informative one of chained exceptions. The last, if all before were lookups."""
-    graded = [
-        (_grade_raised(text), _compiled("terse").match(text) is not None, index, text) for index, text in chain.raised
-    ]
+    *before, (index, text) = raised = chain.raised
+    if _is_title(text) and chain.more and _compiled("exception").match(chain.more[0]):
+        raised = [*before, (index, f"{text} {chain.more[0]}")]
+    graded = [(_grade_raised(text), _compiled("terse").match(text) is not None, index, text) for index, text in raised]
     grade, _, index, text = min(graded, key=lambda each: each[:3])
-    if len(chain.raised) > 2 and all(_compiled("looked up").match(text) for _, text in chain.raised[:-1]):
-        index, text = chain.raised[-1]
+    if len(raised) > 2 and all(_compiled("looked up").match(text) for _, text in before):
+        index, text = raised[-1]
         grade = _grade_raised(text)
     if chain.harmless:
         grade = max(grade, Grade.WARNED)
-    if _is_title(text) and index == chain.raised[-1][0]:
+    if _is_title(text) and index == raised[-1][0]:
         text = " ".join([text, *chain.more])
     until = max(
         line

@@ -245,6 +245,46 @@ def test_a_line_is_not_certain_before_an_exception_of_another_kind(tmp_path: Pat
         assert (found.line.number, found.certain) == (1, certain)
 
 
+@pytest.mark.parametrize(
+    ("line", "key", "certain"),
+    [
+        ("RuntimeError: Required but not provided tensors:{'lm_head.weight'}", "weights-missing", True),
+        ("KeyError: 'model.layers.0.self_attn.q_proj.weight'", "weights-missing", False),
+        ("PermissionError: [Errno 13] Permission denied: '/engines/config.json'", "permission", True),
+        ("git@example.com: Permission denied", "permission", False),
+        ("ModuleNotFoundError: No module named 'tensorrt'", "python-module", True),
+        ("ModuleNotFoundError: No module named 'google.protobuf'", "python-module", False),
+        ("ImportError: cannot import name 'f' from 'sea' (/venv/lib/site-packages/sea/a.py)", "python-module", True),
+        ("ImportError: cannot import name 'f' from 'sea' (/home/u/sea.py)", "python-module", False),
+    ],
+)
+def test_words_that_other_causes_have_as_well_give_a_hint_and_are_not_certain(
+    tmp_path: Path, line: str, key: str, *, certain: bool
+) -> None:
+    found = first_cause([log(tmp_path, line)])
+    assert found is not None
+    assert found.signature is not None
+    assert (found.signature.key, found.certain) == (key, certain)
+    assert found.hint
+
+
+def test_a_line_that_no_program_calls_an_error_is_not_certain_if_the_program_went_on(tmp_path: Path) -> None:
+    slots = "There are not enough slots available in the system"
+    for after, certain in ((), True), (("[I] step 1 done", "[I] step 2 done"), False):
+        found = first_cause([log(tmp_path, slots, *after)])
+        assert found is not None
+        assert found.certain == certain
+
+
+def test_the_rest_of_a_chain_whose_start_is_cut_off_is_not_certain(tmp_path: Path) -> None:
+    link = "During handling of the above exception, another exception occurred:"
+    trace = ("Traceback (most recent call last):", '  File "a.py", line 3, in f', "OSError: No space left on device")
+    for above, certain in (("loading",), True), (("    raise x", "", link, ""), False):
+        found = first_cause([log(tmp_path, *above, *trace)])
+        assert found is not None
+        assert found.certain == certain
+
+
 def test_a_time_limit_after_a_crash_is_its_consequence(tmp_path: Path) -> None:
     limit = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-02T03:00:11 DUE TO TIME LIMIT ***"
     for lines, key, number in (
