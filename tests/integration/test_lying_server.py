@@ -155,7 +155,9 @@ def test_nothing_is_found_on_an_honest_server(start: Start) -> None:
     work = start(Stand())
     perf.run(work)
     assert told(work, "invalid") == set()
-    assert told(work, "warning") == {"far_lengths"}, "prompts of three words on an engine for 64 tokens"
+    # On a busy machine, all parts of an answer may be read at once. `test_gates_both_ways` tries this gate.
+    warnings = told(work, "warning") - {"one_response"}
+    assert warnings == {"far_lengths"}, "prompts of three words on an engine for 64 tokens"
     records = [json.loads(line) for line in (work.out / "events.jsonl").read_text().splitlines()]
     kinds = [record["type"] for record in records]
     assert kinds.count("probe") in range(2, 16, 2), "a prompt that takes as long again ends it"
