@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,7 +41,7 @@ class Weight(IntEnum):
     """As for a class, by words that any program may use: only if nothing else knows the line."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Signature:
     """Words in a log, and their meaning."""
 
@@ -62,11 +62,11 @@ class Signature:
     settings: Mapping[str, str] = field(default_factory=dict)
     """Stage or ANY_STAGE -> "settings.SECTION.KEY=VALUE": the setting to change if this stage failed."""
 
-    @property
+    @cached_property
     def pattern(self) -> str:
         return "|".join((*self.likely, *self.patterns)) or NOTHING
 
-    @property
+    @cached_property
     def exact(self) -> Signature:
         """The same without the words that other causes have as well."""
         return replace(self, likely=())
