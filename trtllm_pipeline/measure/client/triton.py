@@ -106,7 +106,9 @@ _RELOADING: Final = "has no available versions"
 _UNKNOWN: Final = "is not found"
 """Error text for a model that is not in the repository, which is permanent."""
 _PASSING: Final = re.compile(
-    rf"\bUNAVAILABLE\b|\bNOT_FOUND\b(?!.*{_UNKNOWN})|{_RELOADING}|Stub process .*is not healthy|stopped accepting new"
+    # A server that ends cancels the calls that it has accepted and not answered.
+    rf"\bUNAVAILABLE\b|\bCANCELLED\b|\bNOT_FOUND\b(?!.*{_UNKNOWN})|{_RELOADING}|Stub process .*is not healthy"
+    "|stopped accepting new"
     # gRPC calls all of these UNAVAILABLE. HTTP has no name for them.
     "|the server closed the connection|the connection closed in the middle"
     "|Connection reset by peer|Broken pipe|Connect call failed",

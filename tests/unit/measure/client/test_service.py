@@ -266,6 +266,8 @@ def test_running_since_knows_live_and_dead_processes() -> None:
         ("UNAVAILABLE: failed to connect to all addresses", FailureClass.TRANSIENT),
         ("NOT_FOUND: Request for unknown model: 'ensemble' has no available versions", FailureClass.TRANSIENT),
         ("in ensemble 'ensemble', Stub process 'tensorrt_llm_0_0' is not healthy.", FailureClass.TRANSIENT),
+        # Only the client cancels requests; a server that ends reports those that it has not answered so.
+        ("ModelConfig of 'ensemble' at 127.0.0.1:8001: CANCELLED: CANCELLED", FailureClass.TRANSIENT),
         # Over HTTP, as a request met them whose Triton was started again for a Python model that had died.
         ("the server closed the connection", FailureClass.TRANSIENT),
         ("the connection closed in the middle of the response: after 233 bytes of the body", FailureClass.TRANSIENT),
