@@ -20,7 +20,6 @@ need() {
 here=$(cd "$(dirname "$0")" && pwd -P)
 if [ -n "${BUNDLE_WORK:-}" ]; then
     work=$BUNDLE_WORK
-    mkdir -p "$work"
 else
     work=$(mktemp -d "${TMPDIR:-/tmp}/bundle.XXXXXX")
 fi
@@ -39,6 +38,7 @@ case $work in
     *[!A-Za-z0-9_./+-]*) die "$work: set TMPDIR to a folder whose path has only letters, digits and . _ - +" ;;
 esac
 
+mkdir -p "$work"
 # The repository has paths into the bundle, which may have any name: they lead through a link.
 rm -rf "$work/repository" "$work/bundle"
 ln -s "$here" "$work/bundle"

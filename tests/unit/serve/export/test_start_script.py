@@ -63,6 +63,7 @@ def started(
     done = subprocess.run(
         [str(folder / "start"), *words],
         env={"PATH": path, "BUNDLE_WORK": str(work), **variables},
+        cwd=folder.parent,
         capture_output=True,
         text=True,
         timeout=60,
@@ -149,6 +150,7 @@ def test_what_it_lacks_is_said(tmp_path: Path) -> None:
     assert said.startswith("error: pipeline is not on PATH")
     (said,) = started(folder, code=2, BUNDLE_WORK="a b")
     assert "have to be absolute" in said
+    assert not (tmp_path / "a b").exists()
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
