@@ -18,11 +18,7 @@ need() {
 }
 
 here=$(cd "$(dirname "$0")" && pwd -P)
-if [ -n "${BUNDLE_WORK:-}" ]; then
-    work=$BUNDLE_WORK
-else
-    work=$(mktemp -d "${TMPDIR:-/tmp}/bundle.XXXXXX")
-fi
+work=${BUNDLE_WORK:-$(mktemp -d "${TMPDIR:-/tmp}/bundle.XXXXXX")}
 run_prefix=
 finish() {
     # A server that was killed leaves its files in shared memory.

@@ -18,7 +18,14 @@ from typing import Any, BinaryIO, Final, TypeVar
 from trtllm_pipeline.base import USUAL_NUM_TOKENS, FailureClass
 from trtllm_pipeline.tensorrt.diagnosis.signatures import ANY_STAGE, GROUP, KILLED, Signature, Weight, chosen
 from trtllm_pipeline.tensorrt.diagnosis.signatures import signatures as shipped_signatures
-from trtllm_pipeline.tensorrt.diagnosis.statements import Grade, Statement, first_statement, flattened, statements
+from trtllm_pipeline.tensorrt.diagnosis.statements import (
+    Grade,
+    Statement,
+    first_statement,
+    flattened,
+    links_exceptions,
+    statements,
+)
 
 HEAD_BYTES: Final = 1 << 18
 """For a log that is too long to be searched whole: bytes read from its start ..."""
@@ -42,8 +49,6 @@ _PROGRESS: Final = r"(?<!NCCL )\bINFO\b|\[I\]|^I\d{4} "
 """Lines of normal progress."""
 _LIVELY: Final = 2
 """Number of such lines that a program that has failed does not write any more."""
-_LINK: Final = r"(?:was the direct cause of the following|During handling of the above) exception"
-"""Stands between two exceptions of a chain."""
 _ABOVE: Final = 20
 """Statements above a line that may announce its cause."""
 _LEFT_OUT: Final = r"(?i)\bignor(?:e|ing|ed)\b|\bskipping\b"
@@ -245,17 +250,21 @@ def first_cause(logs: Sequence[LogText], signatures: Sequence[Signature] | None 
     weight, _, (signature, match) = meanings
     groups = {name: value or "" for name, value in match.groupdict().items()} | {"code": _code(log, statement)}
     clear = statement.grade <= (Grade.FAINT if weight is Weight.CAUSE else Grade.BARE)
-    exact = _best(_meanings(log, statement, [signature.exact]))
     certain = (
         weight <= Weight.GENERAL
         and clear
-        and exact is not None
-        and exact[1] in statement.own
+        and _exact(log, statement, signature)
         and not _contradicted(logs, stated, first, signature, known)
         and not _survived(log, statement, signature, known)
         and not _beheaded(log, statement)
     )
     return Diagnosis(signature, line, certain, groups, statement.text)
+
+
+def _exact(log: LogText, statement: Statement, signature: Signature) -> bool:
+    """True if the program that failed wrote words that no other cause has."""
+    meaning = _best(_meanings(log, statement, [signature.exact]))
+    return meaning is not None and meaning[1] in statement.own
 
 
 def _contradicted(
@@ -322,7 +331,7 @@ def _progress(lines: Sequence[str]) -> int:
 def _beheaded(log: LogText, statement: Statement) -> bool:
     """True if the log starts after the exception that the one of this statement came from."""
     above = log.written[: statement.first]
-    link = next((index for index, line in enumerate(above) if _compiled(_LINK).search(line)), None)
+    link = next((index for index, line in enumerate(above) if links_exceptions(line)), None)
     return link is not None and not any(each.last < link for each in log.stated)
 
 

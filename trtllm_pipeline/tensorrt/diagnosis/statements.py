@@ -152,6 +152,11 @@ def _compiled(name: str) -> re.Pattern[str]:
     return re.compile(_forms()[name])
 
 
+def links_exceptions(line: str) -> bool:
+    """True for a line between two exceptions of a chain."""
+    return _compiled("link").search(line) is not None
+
+
 def statements(lines: Sequence[str], noise: Container[int] = ()) -> list[Statement]:
     """All statements of a log, in their order. Only the time is read from `noise`."""
     parsed = list(_parsed(lines, noise))
@@ -375,7 +380,7 @@ def _tracebacks(lines: Sequence[_Line]) -> tuple[list[_Raised], set[int]]:
                 if before.strangers > 60:
                     del reading[line.stream]
         elif chain is not None:
-            if _compiled("link").search(body):
+            if links_exceptions(body):
                 chain.linked = True
                 inside.add(line.index)
             elif chain.linked and _compiled("exception").match(body):
