@@ -155,8 +155,8 @@ def test_nothing_is_found_on_an_honest_server(start: Start) -> None:
     work = start(Stand())
     perf.run(work)
     assert told(work, "invalid") == set()
-    # On a busy machine, all parts of an answer may be read at once. `test_gates_both_ways` tries this gate.
-    warnings = told(work, "warning") - {"one_response"}
+    # On a busy machine, all parts of an answer may be read at once, or late. `test_gates_both_ways` tries these gates.
+    warnings = told(work, "warning") - {"one_response", "pause"}
     assert warnings == {"far_lengths"}, "prompts of three words on an engine for 64 tokens"
     records = [json.loads(line) for line in (work.out / "events.jsonl").read_text().splitlines()]
     kinds = [record["type"] for record in records]

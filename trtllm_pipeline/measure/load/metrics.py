@@ -37,7 +37,6 @@ from trtllm_pipeline.measure.load.result import (
     Schedule,
 )
 from trtllm_pipeline.measure.load.stats import (
-    BATCHES,
     LEAST_BATCHES,
     Interval,
     Summary,
@@ -436,9 +435,7 @@ def _intervals(level: LevelRun, window: str) -> dict[str, Interval]:
         if span is None or span.duration_ns <= 0:
             return {}
         good = span.answered(requests)
-        # A server may process a wave in step: parts shorter than a wave differ by what it does then, which is not noise.
-        waves = len(good) / (level.concurrency or len(good) or 1) if span.waves is None else span.waves
-        parts = min(BATCHES, max(1, int(waves)))
+        parts = span.parts(len(good), level.concurrency)
         tokens += span.batches((each for request in good for each in windows.written(request)), parts)
         ends += span.batches(((request.times_ns[-1], 1) for request in good), parts)
     samples = {

@@ -28,7 +28,8 @@ from trtllm_pipeline.measure.load.requests import (
 )
 from trtllm_pipeline.measure.load.result import MeasurementFinding
 from trtllm_pipeline.measure.load.roofline import CPU_MARGIN  # noqa: F401 - there too
-from trtllm_pipeline.measure.load.stats import LEAST_P99, percentile
+from trtllm_pipeline.measure.load.stats import LEAST_BATCHES, LEAST_P99, percentile
+from trtllm_pipeline.measure.load.windows import Span
 
 MAX_FAILURES: Final = 0.01
 MAX_ENDED_AT_ONCE: Final = 0.10
@@ -80,6 +81,10 @@ MAX_UNSEEN_SHARE: Final = 0.50
 SPARE_TEXTS: Final = 2
 """Per response: texts without a token, such as text that was held back until the end."""
 MAX_TEXTS_SHARE: Final = 0.10
+PAUSE_TIMES: Final = 5
+"""A silence this many times longer than usual is a pause."""
+MAX_PAUSE_SHARE: Final = 0.05
+"""Share of the window."""
 
 Found = Iterator[tuple[str, str]]
 """Severity and message of each finding."""
@@ -590,6 +595,47 @@ def _kv_cache_reuse(run: LoadRun) -> Found:
             f"{second_ms:.1f} ms when a prompt was sent again (medians of {len(times)} prompts)"
         )
         yield "invalid", message
+
+
+@_gate
+def _pause(_run: LoadRun, level: LevelRun) -> Found:
+    pauses = [
+        (longest_ns, longest_ns / span.duration_ns, usual_ns)
+        for repeat, requests in level.repeats.items()
+        if (span := level.spans[repeat]["steady"] or level.spans[repeat]["whole"]) is not None
+        for longest_ns, usual_ns in _silences(requests, span, level.concurrency)
+        if longest_ns > max(PAUSE_TIMES * usual_ns, MAX_PAUSE_SHARE * span.duration_ns)
+    ]
+    if pauses and 2 * len(pauses) >= len(level.repeats):  # else the medians of the repeats leave it out
+        longest_ns, share, usual_ns = max(pauses)
+        message = f"for {longest_ns / 1e9:.2g} s nothing arrived from the server, {share:.0%} of the window"
+        usual = f"usually at most {usual_ns / 1e9:.2g} s"
+        yield "warning", f"{message} ({usual}). It may have compiled a kernel: measure again, with three repeats"
+
+
+def _silences(requests: list[TimedRequest], span: Span, concurrency: int | None) -> Iterator[tuple[float, float]]:
+    """The longest time in a window in which requests were in flight and nothing arrived, and what is usual, in ns: the
+    median of the parts of the window, as many times longer as its longest request is longer than their median. Nothing
+    if there are too few parts.
+    """
+    good = span.answered(requests)
+    number = span.parts(len(good), concurrency)
+    part_ns = (span.end_ns - span.start_ns) / number
+    changes = [(each.sent_ns, 1) for each in requests] + [(each.record["end_ns"], -1) for each in requests]
+    changes += [(time_ns, 0) for each in requests for time_ns in each.times_ns]
+    longest_ns: dict[int, int] = {}
+    in_flight = since_ns = 0
+    for now_ns, change in sorted(changes):
+        if change == 0 and span.start_ns < now_ns <= span.end_ns:
+            part = min(int((now_ns - span.start_ns) / part_ns), number - 1)
+            longest_ns[part] = max(longest_ns.get(part, 0), now_ns - max(since_ns, span.start_ns))
+        if change == 0 or in_flight == 0:
+            since_ns = now_ns
+        in_flight += change
+    if good and len(longest_ns) >= LEAST_BATCHES:
+        lengths = ([each.input_tokens or 1 for each in good], [each.output_tokens for each in good])
+        longer = max(max(each) / median(each) for each in lengths)
+        yield max(longest_ns.values()), median(longest_ns.values()) * longer
 
 
 @_gate

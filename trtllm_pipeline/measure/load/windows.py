@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from trtllm_pipeline.base import Json
+from trtllm_pipeline.measure.load.stats import BATCHES
 
 if TYPE_CHECKING:
     from trtllm_pipeline.measure.load.requests import TimedRequest
@@ -134,6 +135,13 @@ class Span:
             if self._holds(time_ns):
                 totals[min(int((time_ns - self.start_ns) / length_ns), number - 1)] += count
         return [total * 1e9 / length_ns for total in totals]
+
+    def parts(self, answered: int, concurrency: int | None) -> int:
+        """Number of equal parts to compare with each other: at most BATCHES. A server may process a wave in step, so parts
+        shorter than a wave differ by what it does then.
+        """
+        waves = answered / (concurrency or answered or 1) if self.waves is None else self.waves
+        return min(BATCHES, max(1, int(waves)))
 
     def window(self, requests: Iterable[TimedRequest]) -> Window:
         """Totals in it: each token counts at its own time."""

@@ -108,6 +108,18 @@ def sent(*texts: str, phases: str = "") -> Run:
     return Run(records, prompts={f"id {at}": text for at, text in enumerate(texts)})
 
 
+def paused(pause_ms: float, repeats: int = 1, **changes: Any) -> Run:
+    """Each repeat has 20 responses, one after another, with a first token after 20 ms. In the first repeat, one takes longer."""
+    slow = answer(pause_ms, **changes) | {"scheduled_ns": 0, "sent_ns": 0}
+    records = []
+    for repeat in range(repeats):
+        for number in range(20):
+            waited_ms = pause_ms if repeat == 0 and number > 10 else 0
+            record = slow if (repeat, number) == (0, 10) else answer(0)
+            records.append(moved(record, 2000 * repeat + 41 * number + waited_ms) | {"repeat": repeat})
+    return Run(records, prompts={"long": "a prompt of twice as many words"})
+
+
 CHECK: Final = {"setting": "max_batch_size", "asked": 8, "asked_by": "the matrix", "got_from": "the server"}
 BOTH_WAYS: Final[dict[str, tuple[Run, Run]]] = {
     "server": (Run([answer(0)], server_at_end={**ALIVE, "since": 10}), Run([answer(0)])),
@@ -152,6 +164,7 @@ BOTH_WAYS: Final[dict[str, tuple[Run, Run]]] = {
         Run([answer(0), *probes(*[(40, 5), (41, 6)] * 4)]),
         Run([answer(0), *probes(*[(40, 39), (41, 40)] * 4)]),
     ),
+    "pause": (paused(81), paused(79)),  # five times as long
     "prompt_lengths": (Run([answer(0)], made_for=5), Run([answer(0)], made_for=4)),
     "far_lengths": (built_for(9, 6), built_for(8, 6)),
     "level_budget": (
@@ -193,6 +206,33 @@ def test_a_gate_speaks_and_is_silent(tmp_path: Path, gate: str) -> None:
 )
 def test_where_a_gate_turns(tmp_path: Path, gate: str, run: Callable[[], Run], severity: str) -> None:
     assert [each["severity"] for each in run().findings(tmp_path, gate)] == [severity]
+
+
+@pytest.mark.parametrize(
+    ("run", "times"),
+    [
+        (paused(81, repeats=2), 1),
+        (paused(81, repeats=3), 0),  # medians leave it out
+        (paused(170, prompt="long"), 0),
+        (paused(190, prompt="long"), 1),
+        (Run([moved(answer(0), 500 * number) for number in range(20)]), 0),  # nothing was in flight
+    ],
+)
+def test_a_pause_is_more_than_a_long_prompt_or_no_request(tmp_path: Path, run: Run, times: int) -> None:
+    assert len(run.findings(tmp_path, "pause")) == times
+
+
+def test_requests_sent_during_a_pause_do_not_end_it(tmp_path: Path) -> None:
+    rate = {"concurrency": None, "request_rate": 20.0}
+    early = [moved(answer(0, **rate), 50 * number) for number in range(20)]
+    late = [moved(answer(400 - 40 * number, **rate), 1000 + 40 * number) for number in range(10)]
+    waiting = [
+        record | {"slot": number, **dict.fromkeys(("scheduled_ns", "sent_ns"), (1000 + 40 * number) * 1_000_000)}
+        for number, record in enumerate(late)
+    ]
+    after = [moved(answer(0, **rate), 1450 + 50 * number) for number in range(20)]
+    (finding,) = Run([*early, *waiting, *after]).findings(tmp_path, "pause")
+    assert "for 0.42 s" in finding["message"]
 
 
 @pytest.mark.parametrize(("gate", "changes"), [("client_lag", "lag_ms"), ("client_cpu", "cpu")])
