@@ -103,18 +103,12 @@ async def speculation(url: str) -> tuple[int, int] | None:
         statistics = user_files.decode(body) if status == HTTPStatus.OK else None
     except (OSError, HttpError, ValueError):
         return None
-    of = (
-        [each.get("specDecodingStats") for each in statistics if isinstance(each, dict)]
-        if isinstance(statistics, list)
-        else []
-    )
-    names = ("numDraftTokens", "numAcceptedTokens")
-    counts = [[each.get(name) for name in names] for each in of if isinstance(each, dict)]
-    pairs = [pair for pair in counts if all(type(count) is int and count >= 0 for count in pair)]
-    if not pairs:
-        return None
-    drafted, accepted = (sum(int(str(pair[place])) for pair in pairs) for place in (0, 1))
-    return drafted, accepted
+    pairs: list[tuple[int, int]] = []
+    for each in statistics if isinstance(statistics, list) else ():
+        match each:
+            case {"specDecodingStats": {"numDraftTokens": int(drafted), "numAcceptedTokens": int(accepted)}}:
+                pairs += [(drafted, accepted)] if min(drafted, accepted) >= 0 else []
+    return (sum(drafted for drafted, _ in pairs), sum(accepted for _, accepted in pairs)) if pairs else None
 
 
 async def metrics_page(address: str, *, timeout_s: float) -> str | None:

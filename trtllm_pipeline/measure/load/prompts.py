@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import dropwhile, takewhile
@@ -76,8 +76,6 @@ _TYPES: Final = {
     int: "an integer",
     float: "a number",
 }
-_NUMBERS: Final[Mapping[str, Callable[[str], float]]] = {"max_tokens": int, "tolerance": float}
-"""Keys of a row whose values are numbers."""
 T = TypeVar("T")
 Render = Callable[..., str]
 """Chat messages, and further fields of a `chat.Chat` by name -> prompt text."""
@@ -313,17 +311,11 @@ def _read(
 
 def _filled(row: dict[str, Any]) -> dict[str, Any]:
     """A table row without its empty cells. CSV files store numbers as text."""
-    return {name: _number(name, value) for name, value in row.items() if value is not None and value != ""}
-
-
-def _number(name: str, value: Any) -> Any:
-    kind = _NUMBERS.get(name)
-    if kind is None or not isinstance(value, str):
-        return value
-    try:
-        return kind(value)
-    except ValueError:
-        return value
+    filled = {name: value for name, value in row.items() if value is not None and value != ""}
+    if isinstance(text := filled.get("max_tokens"), str):
+        with suppress(ValueError):
+            filled["max_tokens"] = int(text)
+    return filled
 
 
 def _turns(row: dict[str, Any], number: str, turns: int) -> list[tuple[dict[str, Any], str]]:

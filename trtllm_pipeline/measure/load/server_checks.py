@@ -10,7 +10,7 @@ import asyncio
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -98,7 +98,7 @@ async def look(client: AnyClient, target: Target, claim: ExpectedServer, events:
 
         facts = {name: value for name in ("tp", "weight_bits") if isinstance(value := claim.declared.get(name), int)}
         limit = await asyncio.to_thread(roofline.limit, claim.engine, **facts)
-        events.write("roofline", at=at, **limit.to_json())
+        events.write("roofline", at=at, **asdict(limit))
 
 
 async def reused_blocks(client: Client) -> float | None:

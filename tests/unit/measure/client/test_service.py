@@ -32,7 +32,6 @@ from trtllm_pipeline.measure.client.triton import (
     ServedModel,
     failure_class,
     infer_request,
-    num_output_tokens,
     text_output,
     token_count,
 )
@@ -110,12 +109,12 @@ def test_counts_are_asked_for_where_they_can_be() -> None:
 
 def test_counts_are_found_by_name_raw_or_typed() -> None:
     response = service_pb2.ModelInferResponse()
-    assert num_output_tokens(response) is None
+    assert token_count(response, "num_output_tokens") is None
     response.outputs.add(name="text_output")
     response.outputs.add(name="num_output_tokens").contents.int_contents.append(3)
-    assert num_output_tokens(response) == 3
+    assert token_count(response, "num_output_tokens") == 3
     response.raw_output_contents.extend([b"", b"\x02\x01\0\0"])
-    assert num_output_tokens(response) == 258
+    assert token_count(response, "num_output_tokens") == 258
 
 
 @pytest.mark.parametrize(("text", "count"), [(b"258", 258), (b"0", 0), (b"0.5", None), (b"", None), (b"-1", None)])

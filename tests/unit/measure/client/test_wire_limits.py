@@ -392,9 +392,9 @@ def test_a_tensor_that_is_cut_off_is_refused() -> None:
     with pytest.raises(ProtocolError, match="text_output in the server's response is truncated: 6 of 9 bytes"):
         triton.text_output(response(text_output=b"\5\0\0\0ab"))
     with pytest.raises(ProtocolError, match="num_output_tokens in the server's response is truncated"):
-        triton.num_output_tokens(response(num_output_tokens=b"\1"))
+        triton.token_count(response(num_output_tokens=b"\1"), "num_output_tokens")
     with pytest.raises(ProtocolError, match="num_output_tokens in the server's response is -1, expected a number"):
-        triton.num_output_tokens(response(num_output_tokens=b"\xff\xff\xff\xff"))
+        triton.token_count(response(num_output_tokens=b"\xff\xff\xff\xff"), "num_output_tokens")
     empty = service_pb2.ModelInferResponse()
     empty.outputs.add(name="text_output")
     with pytest.raises(ProtocolError, match="text_output in the server's response is empty"):
