@@ -23,14 +23,13 @@ from trtllm_pipeline.measure.client.service import Service
 from trtllm_pipeline.measure.load import counters, dcgm
 from trtllm_pipeline.measure.load.engine_report import write_dataset
 from trtllm_pipeline.measure.load.load import Load
-from trtllm_pipeline.measure.load.load_run import record
+from trtllm_pipeline.measure.load.load_run import LoadPlan, record
 from trtllm_pipeline.measure.load.metrics import analyze
-from trtllm_pipeline.measure.load.objectives import NONE, Objectives
+from trtllm_pipeline.measure.load.objectives import Objectives
 from trtllm_pipeline.measure.load.prompts import Prompt
 from trtllm_pipeline.measure.load.requests import read_run
 from trtllm_pipeline.measure.load.result import LoadResult
-from trtllm_pipeline.measure.load.server_checks import ExpectedServer
-from trtllm_pipeline.measure.load.stopping import LEAST_REPEATS, Rounds, StopRule
+from trtllm_pipeline.measure.load.stopping import LEAST_REPEATS, StopRule
 from trtllm_pipeline.measure.load.target import Target
 from trtllm_pipeline.measure.load.workloads import CORPUS, Openings, Workload, made
 from trtllm_pipeline.show.cli.app import main
@@ -38,7 +37,6 @@ from trtllm_pipeline.show.report.load_tables import to_text
 
 PROMPTS = tuple(Prompt(str(number), f"prompt number {number} of some") for number in range(64))
 TOKENS = 4
-ONCE = StopRule()
 
 
 class Slots:
@@ -68,41 +66,22 @@ def measured(
     folder: Path,
     *,
     prompts: tuple[Prompt, ...] = PROMPTS,
-    stop: StopRule = ONCE,
-    find_rate: float | None = None,
-    find_concurrency: float | None = None,
-    objectives: Objectives = NONE,
-    processes: int = 1,
     openings: Openings | None = None,
     tokenizer: Tokenizer | None = None,
     settings: Mapping[str, Any] | None = None,
-    **target: Any,
+    target: Mapping[str, Any] | None = None,
+    **plan: Any,
 ) -> tuple[LoadResult, list[dict[str, Any]]]:
-    """The result of a load, and its events."""
+    """The result of a load, and its events. `plan` has other fields of the LoadPlan."""
     path = folder / "events.jsonl"
     with running(respond, {"ensemble": config("ensemble", counts=True)}) as (_, raw):
         service = Service(raw["http"], raw["grpc"], None, None, "ensemble", None)
-        asked = replace(Target("grpc", service, "ensemble", 20.0, TOKENS), **target)
-        record(
-            asked,
-            Rounds(load, prompts, stop, find_rate, find_concurrency),
-            prompts,
-            path,
-            settings={
-                "find_rate": find_rate,
-                "find_concurrency": find_concurrency,
-                "exact_length": asked.exact_length,
-                **(settings or {}),
-            },
-            claim=ExpectedServer(),
-            progress=lambda _done, _total: None,
-            processes=processes,
-            objectives=objectives,
-            repeats=stop.words(),
-            openings=openings,
-            tokenizer=tokenizer,
-        )
-    return analyze(path, tokenizer, objectives), [json.loads(line) for line in path.read_text().splitlines()]
+        asked = replace(Target("grpc", service, "ensemble", 20.0, TOKENS), **(target or {}))
+        searches = {name: plan.get(name) for name in ("find_rate", "find_concurrency")}
+        recorded = {**searches, "exact_length": asked.exact_length, **(settings or {})}
+        whole = LoadPlan(target=asked, load=load, settings=recorded, **{"processes": 1, **plan})
+        record(whole, prompts, path, lambda _done, _total: None, tokenizer, openings)
+    return analyze(path, tokenizer, whole.objectives), [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.mark.timing
@@ -443,7 +422,7 @@ def test_answers_of_an_exact_length_are_asked_for_by_what_the_server_has(tmp_pat
     from trtllm_pipeline.base.errors import ServerError
 
     with pytest.raises(ServerError, match="no input min_tokens") as caught:
-        measured(Slots(2, 0.01), Load(concurrency=(1,), requests=2), tmp_path, exact_length=True)
+        measured(Slots(2, 0.01), Load(concurrency=(1,), requests=2), tmp_path, target={"exact_length": True})
     assert "trtllm_serve" in str(caught.value.hint)
 
 
@@ -542,7 +521,7 @@ def test_the_first_text_is_the_first_in_any_known_field_and_others_are_noted(tmp
             Load(concurrency=(1,), requests=2, warmup_requests=0),
             tmp_path / name,
             prompts=chats,
-            protocol="openai_chat",
+            target={"protocol": "openai_chat"},
         )
         found[name] = next(each for each in records if each["type"] == "request")
     read, hidden = found.values()
@@ -568,7 +547,7 @@ def test_what_a_row_asks_for_is_sent_and_a_call_of_a_tool_is_an_end(tmp_path: Pa
         Load(concurrency=(1,), requests=2, warmup_requests=0),
         tmp_path,
         prompts=(Prompt("1", "list files", messages=messages, request=request),),
-        protocol="openai_chat",
+        target={"protocol": "openai_chat"},
     )
     assert {name: asked[0][name] for name in request} == request
     assert not [finding for finding in result.findings if finding.check == "stop_reasons"]
