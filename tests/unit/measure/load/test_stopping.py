@@ -247,7 +247,7 @@ def found_concurrency(
     """Lower and upper bound, saturation, and all that was tried, of a server that answers alike."""
     search, tried = ConcurrencySearch(wanted=0.95), list(start)
     for _ in range(100):
-        probes = [Probe(each, ((kept(each),) * 200,), rps(each)) for each in tried]
+        probes = [Probe(each, ((kept(each),) * 200,), (rps(each),)) for each in tried]
         chosen = search.next(probes)
         if chosen is None:
             return *search.bounds(probes), search.saturated(probes), tried
@@ -281,10 +281,10 @@ def test_a_search_ends_at_saturation_or_at_the_most() -> None:
 def test_requested_levels_count_and_more_rounds_of_them_stay_levels() -> None:
     rounds = Rounds(Load(concurrency=(4,), requests=8), PROMPTS, StopRule(), None, 0.95)
     assert rounds.open_end
-    unsure = Probe(4, ((True,) * 19 + (False,),), 10.0)
+    unsure = Probe(4, ((True,) * 19 + (False,),), (10.0,))
     (again,) = rounds.next(LoadProgress((), (), (unsure,)))
     assert (again.concurrency, again.repeat, again.probes) == (4, 1, False)
-    (more,) = rounds.next(LoadProgress((), (), (Probe(4, ((True,) * 200,), 10.0),)))
+    (more,) = rounds.next(LoadProgress((), (), (Probe(4, ((True,) * 200,), (10.0,)),)))
     assert (more.concurrency, more.request_rate, more.repeat, more.probes) == (8, None, 0, True)
     assert len(more.measured) >= 24, "three waves"
 
