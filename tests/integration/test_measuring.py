@@ -11,13 +11,13 @@ from dataclasses import replace
 from itertools import count, pairwise
 from pathlib import Path
 from statistics import fmean
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from tests.helpers import metrics_pages
+from tests.helpers.nvml import GIB, Board, nvml
 from tests.helpers.scripted_server import Script, config, running
 from trtllm_pipeline.measure.client.service import Service
 from trtllm_pipeline.measure.load import counters, dcgm
@@ -417,47 +417,8 @@ def test_a_level_starts_no_request_after_its_time_limit(load: Load, tmp_path: Pa
     assert finding.message == f"the time limit of the level ended it after {level.requests} of 400 requests"
 
 
-@pytest.mark.seam
-def test_answers_of_an_exact_length_are_asked_for_by_what_the_server_has(tmp_path: Path) -> None:
-    from trtllm_pipeline.base.errors import ServerError
-
-    with pytest.raises(ServerError, match="no input min_tokens") as caught:
-        measured(Slots(2, 0.01), Load(concurrency=(1,), requests=2), tmp_path, target={"exact_length": True})
-    assert "trtllm_serve" in str(caught.value.hint)
-
-
-class Powered(SimpleNamespace):
-    """NVML of one GPU that takes 100 W and is busy."""
-
-    class NVMLError(Exception):
-        pass
-
-    def nvmlInit(self) -> None: ...  # noqa: N802
-    def nvmlShutdown(self) -> None: ...  # noqa: N802
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        return 1
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        return index
-
-    def nvmlDeviceGetName(self, _handle: int) -> str:  # noqa: N802
-        return "NVIDIA H200"
-
-    def nvmlDeviceGetUUID(self, _handle: int) -> str:  # noqa: N802
-        return "GPU-1"
-
-    def nvmlDeviceGetPowerUsage(self, _handle: int) -> int:  # noqa: N802
-        return 100_000
-
-    def nvmlDeviceGetMemoryInfo(self, _handle: int) -> SimpleNamespace:  # noqa: N802
-        return SimpleNamespace(used=9 << 30)
-
-    def nvmlDeviceGetUtilizationRates(self, _handle: int) -> SimpleNamespace:  # noqa: N802
-        return SimpleNamespace(gpu=97)
-
-
 def test_tokens_per_joule_of_a_gpu_whose_power_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", Powered())  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "pynvml", nvml([Board("GPU-1", milliwatts=100_000, free=71 * GIB)]))
     monkeypatch.setattr(counters, "SAMPLE_S", 0.02)
     result, _ = measured(Slots(4, 0.05), Load(concurrency=(4,), requests=60, repeats=2), tmp_path)
     (level,) = result.levels

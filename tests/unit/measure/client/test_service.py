@@ -182,6 +182,12 @@ def test_options_the_model_lacks_are_named() -> None:
     with pytest.raises(ServerError, match="ensemble has no input seed; it has max_tokens, text_input, top_k"):
         MODEL.tensors(GenerationRequest("x", 1, {"seed": 3}), stream=False)
     assert "stream" not in MODEL.tensors(GenerationRequest("x", 1), stream=True)
+    # The name that was asked for, not that of another release.
+    with pytest.raises(ServerError, match="has no input random_seed;"):
+        MODEL.tensors(GenerationRequest("x", 1, {"random_seed": 3}), stream=False)
+    with pytest.raises(ServerError, match="has no input min_tokens;") as caught:
+        MODEL.tensors(GenerationRequest("x", 1, {"min_tokens": 1}), stream=False)
+    assert "settings.serve.frontend: trtllm_serve" in str(caught.value.hint)
 
 
 # The three sets of names: the five models', theirs since 0.20, and the llmapi model's.
@@ -205,11 +211,6 @@ def test_requests_use_the_names_that_a_model_has(names: tuple[str, ...]) -> None
     assert model.tensors(GenerationRequest("hi", 8, options), stream=True) == {**unary, names[-1]: True}
     request = infer_request(model, model.tensors(GenerationRequest("hi", 8, options), stream=True), request_id="1")
     assert {tensor.name for tensor in request.inputs} == inputs.keys()
-
-
-def test_a_name_of_another_release_is_refused_under_the_name_that_was_asked_for() -> None:
-    with pytest.raises(ServerError, match="has no input random_seed;"):
-        MODEL.tensors(GenerationRequest("x", 1, {"random_seed": 3}), stream=False)
 
 
 def test_text_output_is_found_by_name_raw_or_typed() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from tests.helpers.chat_models import write_model
@@ -19,7 +19,7 @@ from trtllm_pipeline.measure.load import prompts
 from trtllm_pipeline.measure.load.conditions import prompts_digest
 from trtllm_pipeline.measure.load.load import warmup_prompt
 from trtllm_pipeline.measure.load.prompts import Prompt, chat_renderer, read_prompts
-from trtllm_pipeline.measure.load.workloads import CORPUS, Workload, made
+from trtllm_pipeline.measure.load.workloads import Workload, made
 from trtllm_pipeline.tensorrt.stage.base import Stage
 from trtllm_pipeline.tensorrt.stage.params import PerfParams
 from trtllm_pipeline.tensorrt.toolchains.common_stages import ACCURACY, PERF, SCORE
@@ -177,21 +177,6 @@ def test_a_line_ends_at_a_line_feed_only(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"input": "one\u2028two\x85three"}\r\n{"input": "four"}\n', encoding="utf-8")
     assert [prompt.text for prompt in read_prompts(path)] == ["one\u2028two\x85three", "four"]
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    """Byte-level BPE with a token at the front of every text, as many models have."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=900, initial_alphabet=alphabet, special_tokens=["<s>"], show_progress=False
-    )
-    tokenizer.train([str(CORPUS)], trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    return tokenizer
 
 
 @pytest.mark.parametrize("length", [2, 17, 256, pytest.param(12_000, marks=pytest.mark.thorough)])
