@@ -127,7 +127,7 @@ class ServerRecord(_Record):
 
 
 class RequestRecord(_OfLevel):
-    """One request."""
+    """One request, with what its `client.session.Answer` has."""
 
     type: Literal["request"]
     phase: Literal["warmup", "measured"]
@@ -149,23 +149,18 @@ class RequestRecord(_OfLevel):
     first_event_ns: NotRequired[Ns | None]
     role_ns: NotRequired[Ns | None]
     silent_ns: NotRequired[Ns | None]
-    """Arrival of the first chunk without text before the first text, except the role's chunk. `silent` counts them."""
     silent: NotRequired[Count]
     unread: NotRequired[str | None]
-    """An unknown field with strings in these chunks: possibly generated text."""
     events: list[EventRecord]
     usage_ns: NotRequired[Ns | None]
     output_tokens: NotRequired[Count | None]
-    """Tokens of the whole output by the server's count."""
     input_tokens: NotRequired[Count | None]
     cached_tokens: NotRequired[Count | None]
     total_tokens: NotRequired[Count | None]
-    """Input and output, as the server adds them."""
     drafted_tokens: NotRequired[Count | None]
     accepted_tokens: NotRequired[Count | None]
     finish_reason: NotRequired[str | None]
     late_ns: NotRequired[Ns]
-    """Longest delay between arrival and reading of bytes. Events that share a read share the time of its last one."""
     end_ns: Ns
     error: str | None
 

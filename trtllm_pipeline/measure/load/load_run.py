@@ -18,6 +18,7 @@ from trtllm_pipeline.measure.client.triton import PERF_METRICS, Client
 from trtllm_pipeline.measure.load import conditions, counters, server_checks, workers
 from trtllm_pipeline.measure.load.dcgm import Exporters
 from trtllm_pipeline.measure.load.load import EventFile, Load, run_level
+from trtllm_pipeline.measure.load.metrics import SoFar, analyze
 from trtllm_pipeline.measure.load.objectives import NONE, Objectives
 from trtllm_pipeline.measure.load.prompts import (
     OWN_LENGTHS,
@@ -39,7 +40,6 @@ from trtllm_pipeline.models import Engine, read_tokenizer
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from trtllm_pipeline.measure.load.metrics import SoFar
     from trtllm_pipeline.measure.load.result import LoadResult
 
 
@@ -79,15 +79,6 @@ class LoadPlan:
     settings: Mapping[str, Json] = field(default_factory=dict)
     """Recorded in the event file's header."""
 
-    @property
-    def engine(self) -> Engine | None:
-        """Limits of the served engine. None if its directory is unknown. Raises EngineError."""
-        folder = self.expected.engine
-        if folder is None or not folder.is_dir():
-            return None
-        longest = self.expected.declared.get("max_seq_len")
-        return Engine.read(folder, max_seq_len=longest if isinstance(longest, int) else None)
-
 
 def record(
     plan: LoadPlan,
@@ -110,7 +101,7 @@ def record(
         target.of_row(prompt)
     levels = rounds.levels
     total, done = sum(len(level.planned) for level in levels), 0
-    reader: SoFar | None = None
+    reader = SoFar(path, tokenizer, objectives)
 
     def count() -> None:
         nonlocal done
@@ -118,14 +109,7 @@ def record(
         progress(done, max(done, total))
 
     def progress_so_far() -> LoadProgress:
-        nonlocal reader
-        if not done:
-            return LoadProgress()
-        if reader is None:
-            from trtllm_pipeline.measure.load.metrics import SoFar
-
-            reader = SoFar(path, tokenizer, objectives)
-        return reader.look()
+        return reader.look() if done else LoadProgress()
 
     async def measure(events: EventFile) -> None:
         nonlocal total
@@ -204,8 +188,6 @@ def run(plan: LoadPlan, path: Path, progress: Callable[[int, int], None]) -> Loa
 
     Raises UsageError, ServerError or StageError before the first request.
     """
-    from trtllm_pipeline.measure.load.metrics import analyze
-
     tokenizer = None if plan.tokenizer is None else read_tokenizer(plan.tokenizer)
     left_out = LeftOut()
     prompts = _prompts(plan, tokenizer, left_out)
@@ -227,7 +209,7 @@ def run(plan: LoadPlan, path: Path, progress: Callable[[int, int], None]) -> Loa
 
 def _prompts(plan: LoadPlan, tokenizer: Tokenizer | None, left_out: LeftOut) -> tuple[Prompt, ...]:
     """The prompts, checked against the engine's limits if they can be counted."""
-    engine = plan.engine
+    engine = plan.expected.limits
     if plan.workload is not None:
         assert tokenizer is not None
         data, most = plan.input_data, plan.num_prompts

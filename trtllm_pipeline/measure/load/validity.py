@@ -217,23 +217,23 @@ def _client_lag(run: LoadRun, level: LevelRun) -> Found:
         moved = mean_ms / max(median(request.ttft_ms for request in good), 1e-6) if together else 0.0
         long_enough = late_ms > MAX_LAG_MS and record["wall_ns"] >= MIN_CLIENT_WALL_NS
         if tls and late_ms > MAX_LAG_MS:
-            found.append((late_ms, "invalid", f"{lag_text}; over TLS, arrival times are those of its reads", record))
+            severity, message = "invalid", f"{lag_text}; over TLS, arrival times are those of its reads"
         elif long_enough and thinner > MAX_LAG_SHARE:
+            severity = "invalid"
             message = (
                 f"{lag_text}, {mean_ms:.1f} ms on average, so the load was about {thinner / (1 + thinner):.0%} lower: "
                 f"requests took {e2e_ms:.1f} ms"
             )
-            found.append((late_ms, "invalid", message, record))
         elif long_enough and moved > MAX_LAG_SHARE:
+            severity = "invalid"
             message = (
                 f"{lag_text}, {mean_ms:.1f} ms on average, {moved:.0%} of TTFT, while events arrived "
                 f"every {median(gaps_ms):.1f} ms: events that arrived together share the time of the last one"
             )
-            found.append((late_ms, "invalid", message, record))
         else:
-            other = "times" if tls else "times of closely spaced events"
+            severity, other = "warning", "times" if tls else "times of closely spaced events"
             message = f"{lag_text}: requests may have been sent late, and {other} may be too long, by that much"
-            found.append((late_ms, "warning", message, record))
+        found.append((late_ms, severity, message, record))
     yield from _worst(level, found)
 
 
@@ -338,11 +338,9 @@ def _stop_reasons(run: LoadRun, level: LevelRun) -> Found:
 def _fixed_length(run: LoadRun) -> bool:
     """True if requests continue past the model's end token, as with `ignore_eos`."""
     settings = run.records.header["settings"]
-    given = settings.get("extra_inputs")
-    inputs = given if isinstance(given, dict) else dict(str(each).partition(":")[::2] for each in given or ())
-    return inputs.get("ignore_eos") in {True, "true"} or bool(
-        settings.get("exact_length", settings.get("workload") == "isl_osl")
-    )
+    inputs = settings.get("extra_inputs")
+    forced = isinstance(inputs, dict) and inputs.get("ignore_eos") in (True, "true")
+    return forced or bool(settings.get("exact_length"))
 
 
 def _missing(request: TimedRequest) -> int:

@@ -66,7 +66,7 @@ def good() -> Rows:
             "protocol": "grpc",
             "model": "m",
             "tls": False,
-            "settings": {"extra_inputs": ["ignore_eos:true"]},
+            "settings": {"extra_inputs": {"ignore_eos": True}},
         },
         {"type": "prompt", "id": "p", "text": "three words here"},
         {"type": "prompt", "id": "p (warm-up)", "text": " words here"},

@@ -227,7 +227,9 @@ def test_encoding_again_may_find_a_token_less(
     ]
     path = write(tmp_path / "e", *records)
     if not asked:  # the length was fixed instead
-        path.write_text(path.read_text().replace('"settings": {}', '"settings": {"extra_inputs": ["ignore_eos:true"]}'))
+        path.write_text(
+            path.read_text().replace('"settings": {}', '"settings": {"extra_inputs": {"ignore_eos": true}}')
+        )
     assert found(analyze(path, Words())) == expected
 
 
@@ -339,9 +341,9 @@ def test_counts_of_one_request_fit_each_other(tmp_path: Path, counts: dict[str, 
 
 def test_a_fixed_length_is_that_length(tmp_path: Path) -> None:
     for asked, tokens, expected in (
-        (["ignore_eos:true"], 3, {}),
-        (["ignore_eos:true"], 2, {"stop_reasons": "invalid"}),
-        (["ignore_eos:false"], 2, {}),
+        ({"ignore_eos": True}, 3, {}),
+        ({"ignore_eos": True}, 2, {"stop_reasons": "invalid"}),
+        ({"ignore_eos": False}, 2, {}),
     ):
         path = write(tmp_path / "e", answer(0, tokens))
         lines = path.read_text().splitlines()
