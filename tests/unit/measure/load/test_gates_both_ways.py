@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,11 +30,8 @@ class Run:
     def findings(self, folder: Path, gate: str) -> list[dict[str, Any]]:
         texts = [{"type": "prompt", "id": id_, "text": text} for id_, text in self.prompts.items()]
         server = ({**ALIVE, "at": "start"}, {**self.server_at_end, "at": "end"})
-        path = write(folder / "e", *texts, *self.records, server=server)
-        header, prompt, *others = map(json.loads, path.read_text().splitlines())
-        header["settings"] = self.settings
-        prompt |= {} if self.made_for is None else {"input_tokens": self.made_for}
-        path.write_text("".join(json.dumps(record) + "\n" for record in (header, prompt, *others)))
+        prompt = {} if self.made_for is None else {"input_tokens": self.made_for}
+        path = write(folder / "e", *texts, *self.records, server=server, prompt=prompt, settings=self.settings)
         return [each for each in analyze(path, Words())["findings"] if each["check"] == gate]
 
 

@@ -59,13 +59,22 @@ def moved(record: dict[str, Any], ms: float) -> dict[str, Any]:
     return {**record, **times, "events": [[at + int(ms * MS), *rest] for at, *rest in record["events"]]}
 
 
-def write(path: Path, *records: dict[str, Any], server: tuple[dict[str, Any], ...] | None = None) -> Path:
-    alive = {"type": "server", "pid": 5, "since": 9, "ready": True}
+ALIVE = {"type": "server", "pid": 5, "since": 9, "ready": True}
+
+
+def write(
+    path: Path,
+    *records: dict[str, Any],
+    server: tuple[dict[str, Any], ...] = ({**ALIVE, "at": "start"}, {**ALIVE, "at": "end"}),
+    prompt: dict[str, Any] | None = None,
+    **header: Any,
+) -> Path:
+    """An event file with `records`. `prompt` and `header` are further keys of the prompt "p" and of the header."""
     everything = [
-        {"type": "header", "schema": 1, "protocol": "grpc", "model": "ensemble", "settings": {}},
-        {"type": "prompt", "id": "p", "text": "three word prompt"},
+        {"type": "header", "schema": 1, "protocol": "grpc", "model": "ensemble", "settings": {}, **header},
+        {"type": "prompt", "id": "p", "text": "three word prompt", **(prompt or {})},
         {"type": "prompt", "id": "w", "text": "warm"},
-        *(server if server is not None else ({**alive, "at": "start"}, {**alive, "at": "end"})),
+        *server,
         *records,
     ]
     path.write_text("".join(json.dumps(record) + "\n" for record in everything), encoding="utf-8")
@@ -219,9 +228,6 @@ def test_one_answer_without_the_servers_count_has_all_encoded_again(tmp_path: Pa
     assert analyze(write(tmp_path / "f", counted(0, [(10, " a b", 2)]), failed), Words())["token_count"]["server"] == 2
 
 
-ALIVE = {"type": "server", "pid": 5, "since": 9, "ready": True}
-
-
 @pytest.mark.parametrize(
     "end",
     [
@@ -310,9 +316,8 @@ def test_the_schedule_judges_an_open_loop_not_the_processor_time(tmp_path: Path)
 
 @pytest.mark.parametrize(("late_ms", "severity"), [(4, None), (40, "warning"), (60, "invalid")])
 def test_over_tls_a_late_read_is_a_late_time(tmp_path: Path, late_ms: float, severity: str | None) -> None:
-    path = write(tmp_path / "e", request(0, [(50, " a"), (10_000, " b")]), client(lag_ms=(late_ms,) * 100))
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join([json.dumps({**json.loads(lines[0]), "tls": True}), *lines[1:]]) + "\n")
+    records = request(0, [(50, " a"), (10_000, " b")]), client(lag_ms=(late_ms,) * 100)
+    path = write(tmp_path / "e", *records, tls=True)
     assert found(analyze(path, Words())).get("client_lag") == severity
 
 
@@ -621,7 +626,6 @@ def test_triton_tells_of_each_answer_what_was_accepted(tmp_path: Path) -> None:
     ],
 )
 def test_the_load_names_its_arrivals(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
-    path = write(tmp_path / "e", request(0, [(10, " a")]))
-    path.write_text(path.read_text().replace('"settings": {}', f'"settings": {json.dumps(settings)}'))
+    path = write(tmp_path / "e", request(0, [(10, " a")]), settings=settings)
     (load,) = [line for line in to_text(metrics.analyze(path, Words())).splitlines() if line.startswith("load: ")]
     assert load == f"load: not recorded{words}"

@@ -225,11 +225,8 @@ def test_encoding_again_may_find_a_token_less(
         moved(request(0, [(10 * n, " a") for n in range(1, tokens + 1)], max_tokens=16, repeat=at, **asked), at * 500)
         for at, tokens in enumerate(lengths)
     ]
-    path = write(tmp_path / "e", *records)
-    if not asked:  # the length was fixed instead
-        path.write_text(
-            path.read_text().replace('"settings": {}', '"settings": {"extra_inputs": {"ignore_eos": true}}')
-        )
+    settings = {} if asked else {"extra_inputs": {"ignore_eos": True}}  # the length was fixed instead
+    path = write(tmp_path / "e", *records, settings=settings)
     assert found(analyze(path, Words())) == expected
 
 
@@ -319,8 +316,8 @@ def test_without_a_tokenizer_no_token_has_less_than_a_byte(
 
 
 def test_a_fixed_length_may_have_tokens_without_text(tmp_path: Path) -> None:
-    path = write(tmp_path / "e", reported(20, 200, max_tokens=200, finish_reason="length"))
-    path.write_text(path.read_text().replace('"settings": {}', '"settings": {"exact_length": true}'))
+    record = reported(20, 200, max_tokens=200, finish_reason="length")
+    path = write(tmp_path / "e", record, settings={"exact_length": True})
     assert found(analyze(path, Words())) == {"token_count": "warning"}
 
 
@@ -345,10 +342,7 @@ def test_a_fixed_length_is_that_length(tmp_path: Path) -> None:
         ({"ignore_eos": True}, 2, {"stop_reasons": "invalid"}),
         ({"ignore_eos": False}, 2, {}),
     ):
-        path = write(tmp_path / "e", answer(0, tokens))
-        lines = path.read_text().splitlines()
-        lines[0] = json.dumps({**json.loads(lines[0]), "settings": {"extra_inputs": asked}})
-        path.write_text("\n".join(lines) + "\n")
+        path = write(tmp_path / "e", answer(0, tokens), settings={"extra_inputs": asked})
         assert found(analyze(path, Words())) == expected
 
 
@@ -380,8 +374,8 @@ def test_settings_that_are_not_what_was_asked(tmp_path: Path) -> None:
 def test_prompts_have_the_length_that_they_were_made_for(
     tmp_path: Path, prompt: dict[str, int], of_server: int | None, words: bool, expected: dict[str, str]
 ) -> None:
-    path = write(tmp_path / "e", answer(0, **({} if of_server is None else {"input_tokens": of_server})))
-    path.write_text(path.read_text().replace('"id": "p"', f'"id": "p", {json.dumps(prompt)[1:-1]}'.rstrip(", ")))
+    record = answer(0, **({} if of_server is None else {"input_tokens": of_server}))
+    path = write(tmp_path / "e", record, prompt=prompt)
     result = found(analyze(path, Words() if words else None))
     assert {check: severity for check, severity in result.items() if check == "prompt_lengths"} == expected
 
@@ -439,10 +433,7 @@ def test_each_look_reads_what_is_new_and_tells_what_one_look_at_the_end_would(tm
     ],
 )
 def test_a_metric_that_did_not_end_the_repeats_is_named(tmp_path: Path, wanted: str, told: str) -> None:
-    path = write(tmp_path / "e", answer(0, tokens=1))
-    path.write_text(
-        path.read_text().replace('"settings": {}', json.dumps({"settings": {"stop_when": {wanted: 0.03}}})[1:-1])
-    )
+    path = write(tmp_path / "e", answer(0, tokens=1), settings={"stop_when": {wanted: 0.03}})
     result = analyze(path, Words())
     (finding,) = [each for each in result["findings"] if each["check"] == "stop_when"]
     assert finding["severity"] == "warning"
