@@ -165,9 +165,12 @@ class Renderer:
 
     async def render_on_loop(self, chat: Chat) -> str:
         """The same on a running event loop. One call at a time."""
+        given: dict[str, Any] = {**self._template.tokens, **chat.variables}
+        given |= {"messages": list(chat.messages), "add_generation_prompt": chat.add_generation_prompt}
+        given |= {"tools": chat.tools, "documents": chat.documents}
         try:
             process = await self._started()
-            answer = await self._exchange(process, self._question(chat), _WAIT * self._limits.time_s)
+            answer = await self._exchange(process, {"variables": given}, _WAIT * self._limits.time_s)
         except BaseException:
             self._end()
             raise
@@ -176,12 +179,6 @@ class Renderer:
         if answer["kind"] in {"limit", "inherited"}:
             self._end()
         raise self._error(answer["kind"], answer["error"])
-
-    def _question(self, chat: Chat) -> Mapping[str, Any]:
-        given: dict[str, Any] = {**self._template.tokens, **chat.variables}
-        given |= {"messages": list(chat.messages), "add_generation_prompt": chat.add_generation_prompt}
-        given |= {"tools": chat.tools, "documents": chat.documents}
-        return {"variables": given}
 
     def _error(self, kind: str, details: str) -> TemplateError:
         cls, failure, words, hint = _ERRORS[kind]

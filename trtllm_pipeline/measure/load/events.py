@@ -7,7 +7,7 @@ records of other types. A missing key, as in older files, means null.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -337,14 +337,8 @@ class Records:
     """Everything in one event file."""
 
     header: Header
-    prompts: Mapping[str, str]
-    """Text by id."""
-    with_images: Collection[str]
-    """Ids of prompts that have images."""
-    asked_tokens: Mapping[str, int]
-    """Target input tokens of prompts by id."""
-    shared: Mapping[str, int]
-    """Intended length of the shared prefix of prompts in characters, by id."""
+    prompts: Mapping[str, PromptRecord]
+    """By id."""
     requests: Sequence[RequestRecord]
     conditions: ConditionsRecord | None
     server: Mapping[str, ServerRecord]
@@ -364,8 +358,8 @@ class Records:
 
     def text(self, request: RequestRecord) -> str:
         """The prompt of a request as it was sent."""
-        id_, opening = request["prompt"], request.get("opening")
-        return opened(self.prompts[id_], self.shared.get(id_, 0), opening) if opening else self.prompts[id_]
+        prompt, opening = self.prompts[request["prompt"]], request.get("opening")
+        return opened(prompt["text"], prompt.get("shared", 0), opening) if opening else prompt["text"]
 
 
 def level_of(record: _OfLevel) -> tuple[int | None, float | None]:
@@ -398,7 +392,7 @@ def read_records(path: Path, text: bytes | None = None) -> Records:
         return [record for _, record in by_type.get(kind, ())]
 
     (header,) = of("header")
-    prompts = {record["id"]: record["text"] for record in of("prompt")}
+    prompts = {record["id"]: record for record in of("prompt")}
     started_ns = (header.get("anchor") or {}).get("monotonic_ns", 0)
     for number, request in by_type["request"]:
         wrong = _impossible(request)
@@ -412,9 +406,6 @@ def read_records(path: Path, text: bytes | None = None) -> Records:
     return Records(
         header,
         prompts,
-        frozenset(record["id"] for record in of("prompt") if record.get("images")),
-        {record["id"]: record["input_tokens"] for record in of("prompt") if record.get("input_tokens")},
-        {record["id"]: record["shared"] for record in of("prompt") if record.get("shared")},
         conditions=next(iter(of("conditions")), None),
         server={record["at"]: record for record in of("server")},
         **{name: of(kind) for name, kind in _LISTS.items()},
@@ -465,7 +456,7 @@ def _records(path: Path, text: bytes | None) -> Iterator[tuple[int, Mapping[str,
 
 
 def _of_another_type(line: bytes) -> Mapping[str, Any] | None:
-    """True for a record type that a later version may write."""
+    """A record of a type that a later version may write. None for anything else."""
     try:
         record = user_files.decode_mapping(line)
     except user_files.JsonError:

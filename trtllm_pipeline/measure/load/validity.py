@@ -592,11 +592,12 @@ def _kv_cache_reuse(run: LoadRun) -> Found:
 
 @_gate
 def _prompt_lengths(run: LoadRun, level: LevelRun) -> Found:
-    targets = run.records.asked_tokens
+    prompts = run.records.prompts
+    targets = {id_: count for id_, prompt in prompts.items() if (count := prompt.get("input_tokens"))}
     made = [request for request in level.measured if request.record["prompt"] in targets]
     # Without a tokenizer, and for prompts with images, `input_tokens` is the server's count.
-    images = run.records.with_images
-    encoded = [each for each in made if run.special_tokens is not None and each.record["prompt"] not in images]
+    with_text = [each for each in made if not prompts[each.record["prompt"]].get("images")]
+    encoded = [] if run.special_tokens is None else with_text
     other = [request for request in encoded if request.input_tokens != targets[request.record["prompt"]]]
     if other:
         id_ = other[0].record["prompt"]
@@ -629,7 +630,8 @@ def _far_lengths(run: LoadRun, level: LevelRun) -> Found:
     if (far := _far_from_the_cell(run, level)) is not None:
         yield "warning", far
         return
-    made = [request for request in level.answered if request.record["prompt"] in run.records.asked_tokens]
+    prompts = run.records.prompts
+    made = [request for request in level.answered if prompts[request.record["prompt"]].get("input_tokens")]
     if made and not _fixed_length(run):  # else `stop_reasons` judges each output
         mean, requested = (
             fmean(counts)
@@ -729,4 +731,4 @@ def _repeated_prompts(run: LoadRun, level: LevelRun) -> Found:
 def _sent(run: LoadRun, request: TimedRequest) -> str:
     """Identity of a prompt: its text as sent, or its id if it has images, which are not recorded."""
     id_ = request.record["prompt"]
-    return id_ if id_ in run.records.with_images else request.prompt
+    return id_ if run.records.prompts[id_].get("images") else request.prompt
