@@ -16,7 +16,7 @@ from trtllm_pipeline.base import FailureClass, ServerError
 from trtllm_pipeline.measure.client import fields, recognise, response_text
 from trtllm_pipeline.measure.client.session import ServerSentEvents
 from trtllm_pipeline.measure.client.transport import ProtocolError
-from trtllm_pipeline.measure.client.transport.http import Connection, HttpError, fetch
+from trtllm_pipeline.measure.client.transport.http import Connection, fetch
 from trtllm_pipeline.measure.client.transport.timestamped_socket import MAX_MESSAGE_BYTES, MAX_STREAM_BYTES
 from trtllm_pipeline.measure.client.urls import api_url
 
@@ -242,9 +242,8 @@ def _refused(url: str, status: int, body: bytes) -> ServerError:
 
 
 def _unreachable(url: str, error: Exception) -> ServerError:
-    late = isinstance(error, HttpError) or not str(error)
     return ServerError(
-        f"no response from {url}: {error if str(error) else type(error).__name__}",
-        failure=FailureClass.BUG if late and "not an HTTP" in str(error) else FailureClass.TRANSIENT,
+        f"no response from {url}: {str(error) or type(error).__name__}",
+        failure=FailureClass.BUG if "not an HTTP" in str(error) else FailureClass.TRANSIENT,
         hint="check that the server is running and that this is its address",
     )
