@@ -45,7 +45,6 @@ class EventRecord(NamedTuple):
     tokens: Count | None = None
     """Output tokens so far by the server's count. None if it sends none."""
     reasoning: bool = False
-    """The text is part of the model's reasoning."""
 
 
 class GpuSample(NamedTuple):
@@ -101,7 +100,7 @@ class ConditionsRecord(_Record):
 
 
 class PromptRecord(_Record):
-    """A prompt, by its id."""
+    """A prompt, with keys of `prompts.Prompt`."""
 
     type: Literal["prompt"]
     id: str
@@ -109,9 +108,7 @@ class PromptRecord(_Record):
     images: NotRequired[int]
     """Number of images, whose tokens only the server can count."""
     input_tokens: NotRequired[Count]
-    """Target length of a synthetic prompt."""
     shared: NotRequired[Count]
-    """Length of the shared prefix in characters."""
 
 
 class ServerRecord(_Record):

@@ -151,7 +151,6 @@ class LeftOut:
 
     file: Path = Path()
     rows: int = 0
-    """Number of rows read from the file."""
     without_user: list[int] = field(default_factory=list)
     too_long: list[int] = field(default_factory=list)
     unsent: int = 0

@@ -90,7 +90,6 @@ def _work(
     start_ns: Synchronized[int],
     barrier: Barrier,
 ) -> None:
-    """Main function of a process."""
     # The parent handles Ctrl-C and ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 

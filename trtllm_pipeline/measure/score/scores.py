@@ -44,7 +44,6 @@ class NumericTolerance:
     relative: bool = False
 
     def allows(self, number: Decimal, reference: Decimal) -> bool:
-        """True if the number is near enough."""
         try:
             return abs(number - reference) <= self.value * (abs(reference) if self.relative else 1)
         except ArithmeticError:  # beyond the range of decimal numbers

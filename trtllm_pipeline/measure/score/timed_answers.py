@@ -24,7 +24,6 @@ class TimedAnswers:
     not_asked: tuple[str, ...]
     """Ids of questions without a measured request, because there were fewer requests than prompts."""
     settings: Mapping[str, Any]
-    """Settings of the load run."""
     protocol: str
 
 
