@@ -7,8 +7,8 @@ sandbox, which keeps it from files and from Python. The process has little memor
     with chat.Renderer(template) as renderer:
         text = renderer.render(chat.Chat(messages))
 
-A renderer starts its process for the first conversation, and again after one that exceeded a limit. Threads or an event
-loop (`render_on_loop`) may share it.
+A renderer starts its process for the first conversation, and again after one that exceeded a limit. On an event loop,
+await `render_on_loop`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import json
 import os
 import signal
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -137,11 +136,10 @@ def read_source(folder: Path) -> str | None:
 class Renderer:
     """Renders conversations with one template. A context manager: its process ends with it."""
 
-    def __init__(self, template: Template, limits: RenderLimits | None = None) -> None:
+    def __init__(self, template: Template, limits: RenderLimits = RenderLimits()) -> None:
         self._template = template
-        self._limits = limits or RenderLimits()
+        self._limits = limits
         self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
 
     def __enter__(self) -> Renderer:  # noqa: PYI034 - typing.Self is younger than Python 3.10
         return self
@@ -151,8 +149,11 @@ class Renderer:
 
     def close(self) -> None:
         """End the process. The next conversation starts another one."""
-        with self._lock:
-            self._end()
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            with process:  # closes the pipes and waits
+                pass
 
     def render(self, chat: Chat) -> str:
         """The text of a conversation.
@@ -160,8 +161,7 @@ class Renderer:
         Raises RefusedError if the template rejects it, LimitError if it needs too much time or memory, and
         TemplateError if the template cannot be read, or its process ends or hangs.
         """
-        with self._lock:
-            return asyncio.run(self.render_on_loop(chat))
+        return asyncio.run(self.render_on_loop(chat))
 
     async def render_on_loop(self, chat: Chat) -> str:
         """The same on a running event loop. One call at a time."""
@@ -172,12 +172,12 @@ class Renderer:
             process = await self._started()
             answer = await self._exchange(process, {"variables": given}, _WAIT * self._limits.time_s)
         except BaseException:
-            self._end()
+            self.close()
             raise
         if "text" in answer:
             return str(answer["text"])
         if answer["kind"] in {"limit", "inherited"}:
-            self._end()
+            self.close()
         raise self._error(answer["kind"], answer["error"])
 
     def _error(self, kind: str, details: str) -> TemplateError:
@@ -256,13 +256,6 @@ class Renderer:
             failure=FailureClass.TRANSIENT if outside else FailureClass.BUG,
             hint="try again; the kernel kills processes when memory is short (see dmesg)" if outside else _REPLACE,
         )
-
-    def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            with process:  # closes the pipes and waits
-                pass
 
 
 def _start() -> subprocess.Popen[bytes]:
