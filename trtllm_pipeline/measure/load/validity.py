@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, Final
@@ -314,25 +314,26 @@ def _stop_reasons(run: LoadRun, level: LevelRun) -> Found:
     short = [request for request in good if _missing(request) > (0 if run.counted_by_server else 1)]
     cut = [request for request in short if request.record.get("finish_reason") == "length"]
     if not run.counted_by_server and run.special_tokens is None and (wrong := short if _fixed_length(run) else cut):
-        message = (
-            f"{len(wrong)} of {len(good)} responses have fewer content events than requested tokens, such as for prompt "
-            f"{wrong[0].record['prompt']!r} {wrong[0].output_tokens} of {wrong[0].record['max_tokens']}: an event may hold "
-            "several tokens. Name the model's directory, which has the tokenizer that counts them"
-        )
-        yield _severity_of_missing(run, wrong, good), message
+        advice = "Name the model's directory, which has the tokenizer that counts them"
+        severity, message = _too_short(run, wrong, good, "have fewer content events than requested tokens")
+        yield severity, f"{message}: an event may hold several tokens. {advice}"
         return
     if cut:
-        message = (
-            f"{len(cut)} of {len(good)} responses were cut off before the requested length, such as for prompt "
-            f"{cut[0].record['prompt']!r} after {cut[0].output_tokens} of {cut[0].record['max_tokens']} tokens"
-        )
-        yield _severity_of_missing(run, cut, good), message
+        severity, message = _too_short(run, cut, good, "were cut off before the requested length")
+        yield severity, f"{message} tokens"
     if short and _fixed_length(run):
-        message = (
-            f"{len(short)} of {len(good)} responses are shorter than the requested fixed length, such as for prompt "
-            f"{short[0].record['prompt']!r} {short[0].output_tokens} of {short[0].record['max_tokens']} tokens"
-        )
-        yield _severity_of_missing(run, short, good), message
+        severity, message = _too_short(run, short, good, "are shorter than the requested fixed length")
+        yield severity, f"{message} tokens"
+
+
+def _too_short(run: LoadRun, short: Sequence[TimedRequest], good: Sequence[TimedRequest], what: str) -> tuple[str, str]:
+    """The server's own count is exact. After encoding again, one token per response and a small share may be missing."""
+    requested = sum(int(request.record["max_tokens"]) for request in good)
+    few = sum(_missing(request) - 1 for request in short) <= MAX_EXCESS * requested
+    first = short[0]
+    example = f"{first.record['prompt']!r} with {first.output_tokens} of {first.record['max_tokens']}"
+    message = f"{len(short)} of {len(good)} responses {what}, such as for prompt {example}"
+    return "warning" if few and not run.counted_by_server else "invalid", message
 
 
 def _fixed_length(run: LoadRun) -> bool:
@@ -346,13 +347,6 @@ def _fixed_length(run: LoadRun) -> bool:
 def _missing(request: TimedRequest) -> int:
     """Number of requested tokens that did not arrive."""
     return int(request.record["max_tokens"]) - request.output_tokens
-
-
-def _severity_of_missing(run: LoadRun, short: Iterable[TimedRequest], good: Iterable[TimedRequest]) -> str:
-    """The server's own count is exact. After encoding again, one token per response and a small share may be missing."""
-    requested = sum(int(request.record["max_tokens"]) for request in good)
-    few = sum(_missing(request) - 1 for request in short) <= MAX_EXCESS * requested
-    return "warning" if few and not run.counted_by_server else "invalid"
 
 
 @_gate
