@@ -229,13 +229,10 @@ def test_images_are_seen_in_an_array_and_in_a_table_too(tmp_path: Path) -> None:
 
 def test_cells_of_a_csv_file_may_be_empty_and_numbers(tmp_path: Path) -> None:
     table = tmp_path / "rows.csv"
-    table.write_text("input,output,stop_words,max_tokens\nHello,,,\nBye,now,x,8\n")
-    assert [(each.references, each.stop_words, each.max_tokens) for each in prompts.read_prompts(table)] == [
-        ((), (), None),
-        (("now",), ("x",), 8),
-    ]
-    table.write_text("input,max_tokens\nHello,many\n")
-    with pytest.raises(MatrixError, match="expected a positive integer, got 'many'"):
+    table.write_text("id,input,output,stop_words,max_tokens\na,Hello,,,\nb,Bye,now,x,8\n")
+    assert prompts.read_prompts(table) == (Prompt("a", "Hello"), Prompt("b", "Bye", 8, ("now",), ("x",)))
+    table.write_text("input,max_tokens\nHello,\nHello,many\n")
+    with pytest.raises(MatrixError, match="row 2: max_tokens: expected a positive integer, got 'many'"):
         prompts.read_prompts(table)
 
 
