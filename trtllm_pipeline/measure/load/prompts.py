@@ -529,11 +529,8 @@ def image_files(path: Path) -> dict[str, int]:
         user_files.check(path)
         if tables.is_table(path):
             tables.read(path, look, lambda columns: [name for name in columns if name == "image"])
-        elif '"image"' in (text := user_files.read_text(path)):
-            array = user_files.json_array(text)
-            for number, row in enumerate(text.split("\n") if array is None else array, 1):
-                if array is not None or '"image"' in row:
-                    look(user_files.decode(row) if array is None else row, number)
+        elif '"image"' in user_files.read_text(path):
+            user_files.read_json_lines(path, look, nothing="no prompt in this file")
     except (MatrixError, UsageError, OSError, ValueError):
         return {}
     return first_rows
