@@ -113,7 +113,7 @@ async def reused_blocks(client: Client) -> float | None:
     """Number of KV cache blocks that the server has reused so far, by TensorRT-LLM's metric. None if not reported."""
     if client.service.metrics is None:
         return None
-    page = await counters.metrics_page(client.service.metrics, timeout_s=client.timeout_s)
+    page, _ = await counters.metrics_page(client.service.metrics)
     values = [
         value
         for name, labels, value in counters.samples(page or "")

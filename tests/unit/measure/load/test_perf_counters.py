@@ -91,9 +91,8 @@ def test_gauges_are_looked_at_while_the_block_runs(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(counters, "GAUGES_S", 0.005)
     steps = iter(range(10_000))
 
-    async def page(_address: str, *, timeout_s: float) -> str | None:
-        assert timeout_s > 0
-        return metrics_pages.triton(1) if next(steps) % 2 else None
+    async def page(_address: str) -> tuple[str | None, str]:
+        return metrics_pages.triton(1) if next(steps) % 2 else None, ""
 
     monkeypatch.setattr(counters, "metrics_page", page)
     with counters.watching("here:1") as found:
