@@ -30,7 +30,7 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 from trtllm_pipeline.measure.client import openai
 from trtllm_pipeline.measure.client.session import Answer, ServerSentEvents
 from trtllm_pipeline.measure.client.transport import ProtocolError, http, http2
-from trtllm_pipeline.measure.client.triton import ServedModel, config_of, num_output_tokens, text_output
+from trtllm_pipeline.measure.client.triton import ServedModel, config_of, text_output, token_count
 from trtllm_pipeline.measure.load import counters
 
 CPU_S: Final = 2.0
@@ -186,7 +186,7 @@ def read_response(parts: Sequence[bytes]) -> int:
     except DecodeError as error:
         raise ProtocolError(str(error)) from error
     response = message.infer_response
-    num_output_tokens(response)
+    token_count(response, "num_output_tokens")
     return len(text_output(response)) // 3  # U+FFFD for an invalid byte
 
 

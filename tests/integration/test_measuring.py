@@ -11,26 +11,25 @@ from dataclasses import replace
 from itertools import count, pairwise
 from pathlib import Path
 from statistics import fmean
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from tests.helpers import metrics_pages
+from tests.helpers.nvml import GIB, Board, nvml
 from tests.helpers.scripted_server import Script, config, running
 from trtllm_pipeline.measure.client.service import Service
 from trtllm_pipeline.measure.load import counters, dcgm
 from trtllm_pipeline.measure.load.engine_report import write_dataset
 from trtllm_pipeline.measure.load.load import Load
-from trtllm_pipeline.measure.load.load_run import record
+from trtllm_pipeline.measure.load.load_run import LoadPlan, record
 from trtllm_pipeline.measure.load.metrics import analyze
-from trtllm_pipeline.measure.load.objectives import NONE, Objectives
+from trtllm_pipeline.measure.load.objectives import Objectives
 from trtllm_pipeline.measure.load.prompts import Prompt
 from trtllm_pipeline.measure.load.requests import read_run
 from trtllm_pipeline.measure.load.result import LoadResult
-from trtllm_pipeline.measure.load.server_checks import ExpectedServer
-from trtllm_pipeline.measure.load.stopping import LEAST_REPEATS, Rounds, StopRule
+from trtllm_pipeline.measure.load.stopping import LEAST_REPEATS, StopRule
 from trtllm_pipeline.measure.load.target import Target
 from trtllm_pipeline.measure.load.workloads import CORPUS, Openings, Workload, made
 from trtllm_pipeline.show.cli.app import main
@@ -38,7 +37,6 @@ from trtllm_pipeline.show.report.load_tables import to_text
 
 PROMPTS = tuple(Prompt(str(number), f"prompt number {number} of some") for number in range(64))
 TOKENS = 4
-ONCE = StopRule()
 
 
 class Slots:
@@ -68,41 +66,33 @@ def measured(
     folder: Path,
     *,
     prompts: tuple[Prompt, ...] = PROMPTS,
-    stop: StopRule = ONCE,
-    find_rate: float | None = None,
-    find_concurrency: float | None = None,
-    objectives: Objectives = NONE,
-    processes: int = 1,
     openings: Openings | None = None,
     tokenizer: Tokenizer | None = None,
     settings: Mapping[str, Any] | None = None,
-    **target: Any,
+    target: Mapping[str, Any] | None = None,
+    **plan: Any,
 ) -> tuple[LoadResult, list[dict[str, Any]]]:
-    """The result of a load, and its events."""
+    """The result of a load, and its events. `plan` has other fields of the LoadPlan."""
     path = folder / "events.jsonl"
     with running(respond, {"ensemble": config("ensemble", counts=True)}) as (_, raw):
         service = Service(raw["http"], raw["grpc"], None, None, "ensemble", None)
-        asked = replace(Target("grpc", service, "ensemble", 20.0, TOKENS), **target)
-        record(
-            asked,
-            Rounds(load, prompts, stop, find_rate, find_concurrency),
-            prompts,
-            path,
-            settings={
-                "find_rate": find_rate,
-                "find_concurrency": find_concurrency,
-                "exact_length": asked.exact_length,
-                **(settings or {}),
-            },
-            claim=ExpectedServer(),
-            progress=lambda _done, _total: None,
-            processes=processes,
-            objectives=objectives,
-            repeats=stop.words(),
-            openings=openings,
-            tokenizer=tokenizer,
-        )
-    return analyze(path, tokenizer, objectives), [json.loads(line) for line in path.read_text().splitlines()]
+        asked = replace(Target("grpc", service, "ensemble", 20.0, TOKENS), **(target or {}))
+        searches = {name: plan.get(name) for name in ("find_rate", "find_concurrency")}
+        recorded = {**searches, "exact_length": asked.exact_length, **(settings or {})}
+        whole = LoadPlan(target=asked, load=load, settings=recorded, **{"processes": 1, **plan})
+        record(whole, prompts, path, lambda _done, _total: None, tokenizer, openings)
+    return analyze(path, tokenizer, whole.objectives), records_of(path)
+
+
+def records_of(events: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in events.read_text().splitlines()]
+
+
+def bench_load(capsys: pytest.CaptureFixture[str], events: Path, *words: str) -> dict[str, Any]:
+    """The JSON that the command prints."""
+    main(["bench", "load", *words, "--format", "json", "--event-file", str(events)])
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
 
 
 @pytest.mark.timing
@@ -143,14 +133,6 @@ def test_requests_in_flight_are_searched_for_up_to_saturation(tmp_path: Path) ->
     } - {2}
     assert f"{found.concurrency} requests in flight meet e2e 20000 ms for 90% of requests" in to_text(result)
     assert LoadResult.read(json.loads(json.dumps(result.to_json()))).highest_concurrency == found
-
-
-@pytest.mark.seam
-def test_a_server_that_keeps_up_is_not_saturated(tmp_path: Path) -> None:
-    load = Load(request_rate=(40.0,), requests=40, max_in_flight=12, warmup_requests=4)
-    result, records = measured(Slots(8, 0.02), load, tmp_path)
-    assert result.levels[0].saturated_rps is None
-    assert not [each for each in records if each["type"] == "unsent"]
 
 
 def test_a_level_lasts_as_long_as_was_asked_for(tmp_path: Path) -> None:
@@ -219,16 +201,6 @@ def test_repeats_go_on_until_intervals_are_narrow(tmp_path: Path) -> None:
     assert len(result.levels[0].repeats) == LEAST_REPEATS
     assert result.conditions.level(2, None)["repeats"] == "until e2e_p50 within 20"
     assert "stop_when" not in {each.check for each in result.findings}
-
-
-def test_repeats_that_end_before_intervals_are_narrow_are_told(tmp_path: Path) -> None:
-    stop = StopRule(precisions={"e2e_p50": 1e-6, "tpot_p50": 20}, max_repeats=3)
-    settings = {"stop_when": dict(stop.precisions)}
-    result, _ = measured(Slots(2, 0.02), Load(concurrency=(2,), requests=6), tmp_path, stop=stop, settings=settings)
-    (told,) = [each for each in result.findings if each.check == "stop_when"]
-    assert (told.severity, told.concurrency) == ("warning", 2)
-    assert "e2e_p50 is known to " in told.message
-    assert "after 3 repeats, not to 0.0%" in told.message
 
 
 @pytest.mark.timing
@@ -335,17 +307,15 @@ def test_a_server_by_its_url_gets_the_load_of_a_cell(
     model, server = config("ensemble", counts=True), Slots(4, 0.02)
     if exact:
         model.input.add(name="min_tokens", data_type="TYPE_INT32", dims=[1])
-    words = ("--input-tokens", "24", "--max-tokens", str(TOKENS), "--declare", "max_batch_size=4", "--format", "json")
+    words = ("--input-tokens", "24", "--max-tokens", str(TOKENS), "--declare", "max_batch_size=4")
     events = tmp_path / "events.jsonl"
     with running(server, {"ensemble": model}) as (_, raw):
         where = ("-u", raw["grpc"], "--model", "ensemble", "--tokenizer", str(tmp_path / "tokenizer.json"))
-        main(["bench", "load", *where, *words, "--event-file", str(events)])
-    levels = json.loads(capsys.readouterr().out)["levels"]
+        levels = bench_load(capsys, events, *where, *words)["levels"]
     assert [(each["concurrency"], each["requests"]) for each in levels] == [(1, 32), (4, 32)]
     assert {each["input_tokens_per_request"]["mean"] for each in levels} == {24}
     assert {values.get("min_tokens") for values in server.asked} == {TOKENS if exact else None}
-    header = json.loads(events.read_text().splitlines()[0])
-    assert header["settings"]["exact_length"] is exact
+    assert records_of(events)[0]["settings"]["exact_length"] is exact
 
 
 @pytest.mark.seam
@@ -362,16 +332,14 @@ def test_a_trace_is_replayed_at_its_own_times_and_at_a_concurrency(
     words = ("--input-data", str(trace), "--concurrency", "2", "--trace-speed", "1,2", "--warmup-requests", "2")
     with running(server, {"ensemble": model}) as (_, raw):
         where = ("-u", raw["grpc"], "--model", "ensemble", "--tokenizer", str(tmp_path / "tokenizer.json"))
-        main(["bench", "load", *where, *words, "--format", "json", "--event-file", str(events)])
-    result = json.loads(capsys.readouterr().out)
+        result = bench_load(capsys, events, *where, *words)
     closed, *replayed = result["levels"]
     assert (closed["concurrency"], closed["requests"]) == (2, 32)
     assert [(level["request_rate"], level["requests"]) for level in replayed] == [(7.5, 4), (15.0, 4)]
     assert [level["trace_speed"] for level in result["workload"]["levels"]] == [None, 1, 2]
     for level in replayed:
         assert level["input_tokens_per_request"]["mean"] == 407.5, "the trace's own lengths"
-    records = [json.loads(line) for line in events.read_text().splitlines()]
-    sent = [each for each in records if each["type"] == "request" and each["phase"] == "measured"]
+    sent = [each for each in records_of(events) if each["type"] == "request" and each["phase"] == "measured"]
     for rate, speed in ((7.5, 1), (15.0, 2)):
         due = {each["prompt"]: each["scheduled_ns"] for each in sent if each["request_rate"] == rate}
         offsets_s = [(due[name] - due["1"]) / 1e9 for name in "1234"]
@@ -411,11 +379,9 @@ def test_a_recorded_conversation_is_sent_turn_by_turn(tmp_path: Path, capsys: py
         words = (
             f"--tokenizer {tmp_path}/tokenizer.json --turns 4 --max-tokens 9 --requests 6 --warmup-requests 0".split()
         )
-        main(["bench", "load", *where, *words, "--event-file", str(events), "--format", "json"])
-    (level,) = json.loads(capsys.readouterr().out)["levels"]
+        (level,) = bench_load(capsys, events, *where, *words)["levels"]
     assert level["failures"] == 0
-    records = [json.loads(line) for line in events.read_text().splitlines()]
-    sent = {each["prompt"]: each for each in records if each["type"] == "request"}
+    sent = {each["prompt"]: each for each in records_of(events) if each["type"] == "request"}
     assert [*sent] == [f"{name}, turn {turn}" for name in "123" for turn in (1, 2)]
     tokens = [len(trained().encode(words).ids) for words in ("Here.", "A long way behind the other one.")]
     for name in "123":
@@ -438,47 +404,8 @@ def test_a_level_starts_no_request_after_its_time_limit(load: Load, tmp_path: Pa
     assert finding.message == f"the time limit of the level ended it after {level.requests} of 400 requests"
 
 
-@pytest.mark.seam
-def test_answers_of_an_exact_length_are_asked_for_by_what_the_server_has(tmp_path: Path) -> None:
-    from trtllm_pipeline.base.errors import ServerError
-
-    with pytest.raises(ServerError, match="no input min_tokens") as caught:
-        measured(Slots(2, 0.01), Load(concurrency=(1,), requests=2), tmp_path, exact_length=True)
-    assert "trtllm_serve" in str(caught.value.hint)
-
-
-class Powered(SimpleNamespace):
-    """NVML of one GPU that takes 100 W and is busy."""
-
-    class NVMLError(Exception):
-        pass
-
-    def nvmlInit(self) -> None: ...  # noqa: N802
-    def nvmlShutdown(self) -> None: ...  # noqa: N802
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        return 1
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        return index
-
-    def nvmlDeviceGetName(self, _handle: int) -> str:  # noqa: N802
-        return "NVIDIA H200"
-
-    def nvmlDeviceGetUUID(self, _handle: int) -> str:  # noqa: N802
-        return "GPU-1"
-
-    def nvmlDeviceGetPowerUsage(self, _handle: int) -> int:  # noqa: N802
-        return 100_000
-
-    def nvmlDeviceGetMemoryInfo(self, _handle: int) -> SimpleNamespace:  # noqa: N802
-        return SimpleNamespace(used=9 << 30)
-
-    def nvmlDeviceGetUtilizationRates(self, _handle: int) -> SimpleNamespace:  # noqa: N802
-        return SimpleNamespace(gpu=97)
-
-
 def test_tokens_per_joule_of_a_gpu_whose_power_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", Powered())  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "pynvml", nvml([Board("GPU-1", milliwatts=100_000, free=71 * GIB)]))
     monkeypatch.setattr(counters, "SAMPLE_S", 0.02)
     result, _ = measured(Slots(4, 0.05), Load(concurrency=(4,), requests=60, repeats=2), tmp_path)
     (level,) = result.levels
@@ -513,8 +440,7 @@ def test_gpus_of_another_machine_are_those_of_its_exporter(
 
     with running(respond) as (_, raw), metrics_pages.served({"/metrics": page}) as url:
         where = ("-u", raw["grpc"], "--model", "ensemble", "--dcgm-url", f"http://{url}/metrics,127.0.0.1:1")
-        main(["bench", "load", *where, "--requests", "4", "--format", "json", "--event-file", str(events)])
-    result = json.loads(capsys.readouterr().out)
+        result = bench_load(capsys, events, *where, "--requests", "4")
     (level,) = result["levels"]
     use = level["gpu_use"]
     assert (use["devices"], use["power_w"], use["memory_bytes"]) == (1, 350.5, 71_680 * 1024**2)
@@ -542,7 +468,7 @@ def test_the_first_text_is_the_first_in_any_known_field_and_others_are_noted(tmp
             Load(concurrency=(1,), requests=2, warmup_requests=0),
             tmp_path / name,
             prompts=chats,
-            protocol="openai_chat",
+            target={"protocol": "openai_chat"},
         )
         found[name] = next(each for each in records if each["type"] == "request")
     read, hidden = found.values()
@@ -568,7 +494,7 @@ def test_what_a_row_asks_for_is_sent_and_a_call_of_a_tool_is_an_end(tmp_path: Pa
         Load(concurrency=(1,), requests=2, warmup_requests=0),
         tmp_path,
         prompts=(Prompt("1", "list files", messages=messages, request=request),),
-        protocol="openai_chat",
+        target={"protocol": "openai_chat"},
     )
     assert {name: asked[0][name] for name in request} == request
     assert not [finding for finding in result.findings if finding.check == "stop_reasons"]

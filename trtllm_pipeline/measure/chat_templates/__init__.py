@@ -7,20 +7,18 @@ sandbox, which keeps it from files and from Python. The process has little memor
     with chat.Renderer(template) as renderer:
         text = renderer.render(chat.Chat(messages))
 
-A renderer starts its process for the first conversation, and again after one that exceeded a limit. Threads or an event
-loop (`render_on_loop`) may share it.
+A renderer starts its process for the first conversation, and again after one that exceeded a limit. On an event loop,
+await `render_on_loop`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-import select
 import signal
 import sys
-import threading
-import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
     import subprocess
 
 Message = Mapping[str, Any]
-_Answer = Mapping[str, Any]
-_Exchange = Generator[bool, None, _Answer]
 FILE: Final = "chat_template.jinja"
 _SETTINGS: Final = "tokenizer_config.json"
 _SPECIAL: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -140,11 +136,10 @@ def read_source(folder: Path) -> str | None:
 class Renderer:
     """Renders conversations with one template. A context manager: its process ends with it."""
 
-    def __init__(self, template: Template, limits: RenderLimits | None = None) -> None:
+    def __init__(self, template: Template, limits: RenderLimits = RenderLimits()) -> None:
         self._template = template
-        self._limits = limits or RenderLimits()
+        self._limits = limits
         self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
 
     def __enter__(self) -> Renderer:  # noqa: PYI034 - typing.Self is younger than Python 3.10
         return self
@@ -154,8 +149,11 @@ class Renderer:
 
     def close(self) -> None:
         """End the process. The next conversation starts another one."""
-        with self._lock:
-            self._end()
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            with process:  # closes the pipes and waits
+                pass
 
     def render(self, chat: Chat) -> str:
         """The text of a conversation.
@@ -163,57 +161,35 @@ class Renderer:
         Raises RefusedError if the template rejects it, LimitError if it needs too much time or memory, and
         TemplateError if the template cannot be read, or its process ends or hangs.
         """
-        with self._lock:
-            try:
-                process = self._started()
-                answer = self._waited(self._exchange(process, self._question(chat)), process, self._wait_s)
-            except BaseException:
-                self._end()
-                raise
-            return self._text(answer)
+        return asyncio.run(self.render_on_loop(chat))
 
     async def render_on_loop(self, chat: Chat) -> str:
-        """The same on an event loop, without a thread, which would wait for the interpreter lock. One call at a time."""
-        import asyncio
-
-        loop = asyncio.get_running_loop()
-        try:
-            process = self._process
-            if process is None:
-                process = await loop.run_in_executor(None, self._started)
-            answer = await self._awaited(self._exchange(process, self._question(chat)), process)
-        except BaseException:
-            self._end()
-            raise
-        return self._text(answer)
-
-    @property
-    def _wait_s(self) -> float:
-        return _WAIT * self._limits.time_s
-
-    def _question(self, chat: Chat) -> Mapping[str, Any]:
+        """The same on a running event loop. One call at a time."""
         given: dict[str, Any] = {**self._template.tokens, **chat.variables}
         given |= {"messages": list(chat.messages), "add_generation_prompt": chat.add_generation_prompt}
         given |= {"tools": chat.tools, "documents": chat.documents}
-        return {"variables": given}
-
-    def _text(self, answer: _Answer) -> str:
+        try:
+            process = await self._started()
+            answer = await self._exchange(process, {"variables": given}, _WAIT * self._limits.time_s)
+        except BaseException:
+            self.close()
+            raise
         if "text" in answer:
             return str(answer["text"])
         if answer["kind"] in {"limit", "inherited"}:
-            self._end()
+            self.close()
         raise self._error(answer["kind"], answer["error"])
 
     def _error(self, kind: str, details: str) -> TemplateError:
         cls, failure, words, hint = _ERRORS[kind]
         return cls(words.format(self._template.origin, details), failure=failure, hint=hint)
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    async def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            self._process = process = _start()
+            self._process = _start()
             setup = {"source": self._template.source, **asdict(self._limits)}
             try:
-                self._waited(self._exchange(process, setup), process, _START_S)
+                await self._exchange(self._process, setup, _START_S)
             except TemplateError as error:
                 raise TemplateError(
                     f"the process that renders chat templates did not start: {error.message}",
@@ -224,82 +200,51 @@ class Renderer:
                 ) from error
         return self._process
 
-    def _exchange(self, process: subprocess.Popen[bytes], question: Mapping[str, Any]) -> _Exchange:
-        """Send a line, return the reply. Yields when it has to wait: True with more to send. Raises TemplateError."""
+    async def _exchange(
+        self, process: subprocess.Popen[bytes], question: Mapping[str, Any], time_s: float
+    ) -> Mapping[str, Any]:
+        """Send a line and return the reply, within `time_s`. Raises TemplateError."""
         sink, source = _pipes(process)
         unsent, received = memoryview(json.dumps(question).encode() + b"\n"), bytearray()
         most = _ESCAPED_BYTES * self._limits.characters + _CHUNK
-        while not received.endswith(b"\n"):
-            if len(received) > most:
-                raise self._error("limit", f"writes more than {self._limits.characters} characters")
-            try:
-                unsent = unsent[os.write(sink, unsent[:_CHUNK]) :] if unsent else unsent
-            except BlockingIOError:
-                pass
-            except BrokenPipeError:  # the end of its output has the cause
-                unsent = unsent[:0]
-            try:
-                part = os.read(source, _CHUNK)
-            except BlockingIOError:
-                yield bool(unsent)
-                continue
-            if not part:
-                raise self._ended(process.wait())
-            received += part
-        answer: _Answer = json.loads(received)
-        return answer
-
-    def _waited(self, exchange: _Exchange, process: subprocess.Popen[bytes], time_s: float) -> _Answer:
-        """Wait for the reply, at most `time_s`."""
-        sink, source = _pipes(process)
-        deadline = time.monotonic() + time_s
-        while True:
-            try:
-                sends = next(exchange)
-            except StopIteration as answered:
-                return answered.value  # type: ignore[no-any-return]
-            ready = select.poll()
-            ready.register(source, select.POLLIN)
-            if sends:
-                ready.register(sink, select.POLLOUT)
-            if not ready.poll(1000 * max(0.0, deadline - time.monotonic())):
-                raise self._silent(time_s)
-
-    async def _awaited(self, exchange: _Exchange, process: subprocess.Popen[bytes]) -> _Answer:
-        """Wait for the reply on an event loop, within the time limit."""
-        import asyncio
-
-        sink, source = _pipes(process)
-        loop = asyncio.get_running_loop()
-        ready = asyncio.Event()
-        deadline = loop.time() + self._wait_s
+        loop, ready = asyncio.get_running_loop(), asyncio.Event()
+        deadline = loop.time() + time_s
         timer = loop.call_at(deadline, ready.set)
         loop.add_reader(source, ready.set)
+        loop.add_writer(sink, ready.set)
         try:
-            while True:
+            while not received.endswith(b"\n"):
+                if len(received) > most:
+                    raise self._error("limit", f"writes more than {self._limits.characters} characters")
                 try:
-                    sends = next(exchange)
-                except StopIteration as answered:
-                    return answered.value  # type: ignore[no-any-return]
-                if sends:
-                    loop.add_writer(sink, ready.set)
-                else:
+                    unsent = unsent[os.write(sink, unsent[:_CHUNK]) :] if unsent else unsent
+                except BlockingIOError:
+                    pass
+                except BrokenPipeError:  # the end of its output has the cause
+                    unsent = unsent[:0]
+                if not unsent:
                     loop.remove_writer(sink)
-                ready.clear()
-                await ready.wait()
-                if loop.time() >= deadline:
-                    raise self._silent(self._wait_s)
+                try:
+                    part = os.read(source, _CHUNK)
+                except BlockingIOError:
+                    ready.clear()
+                    await ready.wait()
+                    if loop.time() >= deadline:
+                        raise TemplateError(
+                            f"{self._template.origin}: its process did not respond within {time_s:g} s",
+                            failure=FailureClass.TRANSIENT,
+                            hint="try again when the machine is less busy",
+                        ) from None
+                    continue
+                if not part:
+                    raise self._ended(process.wait())
+                received += part
         finally:
             timer.cancel()
             loop.remove_reader(source)
             loop.remove_writer(sink)
-
-    def _silent(self, time_s: float) -> TemplateError:
-        return TemplateError(
-            f"{self._template.origin}: its process did not respond within {time_s:g} s",
-            failure=FailureClass.TRANSIENT,
-            hint="try again when the machine is less busy",
-        )
+        answer: Mapping[str, Any] = json.loads(received)
+        return answer
 
     def _ended(self, status: int) -> TemplateError:
         if status == -signal.SIGPROF:
@@ -311,13 +256,6 @@ class Renderer:
             failure=FailureClass.TRANSIENT if outside else FailureClass.BUG,
             hint="try again; the kernel kills processes when memory is short (see dmesg)" if outside else _REPLACE,
         )
-
-    def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            with process:  # closes the pipes and waits
-                pass
 
 
 def _start() -> subprocess.Popen[bytes]:

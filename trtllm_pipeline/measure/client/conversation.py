@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -14,7 +16,7 @@ from trtllm_pipeline.base import FailureClass, ServerError
 from trtllm_pipeline.measure.client import fields, recognise, response_text
 from trtllm_pipeline.measure.client.session import ServerSentEvents
 from trtllm_pipeline.measure.client.transport import ProtocolError
-from trtllm_pipeline.measure.client.transport.http import Connection, HttpError, fetch
+from trtllm_pipeline.measure.client.transport.http import Connection, fetch
 from trtllm_pipeline.measure.client.transport.timestamped_socket import MAX_MESSAGE_BYTES, MAX_STREAM_BYTES
 from trtllm_pipeline.measure.client.urls import api_url
 
@@ -93,7 +95,7 @@ class Conversation:
         }
         reply = Reply(asked_s=time.monotonic())
         asking = asyncio.ensure_future(self._stream(json.dumps(body).encode(), reply, show))
-        with _Interrupt(asking):
+        with _cancelled_by_interrupt(asking):
             try:
                 await asking
             except asyncio.CancelledError:
@@ -152,21 +154,15 @@ class Conversation:
             raise ServerError(f"{self.url}: the response ended early", failure=FailureClass.TRANSIENT)
 
 
-class _Interrupt:
+@contextmanager
+def _cancelled_by_interrupt(task: asyncio.Future[None]) -> Iterator[None]:
     """While active, Ctrl-C cancels a task instead of the program."""
-
-    def __init__(self, task: asyncio.Future[Any]) -> None:
-        self._task = task
-
-    def __enter__(self) -> None:
-        import signal
-
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._task.cancel)
-
-    def __exit__(self, *_error: object) -> None:
-        import signal
-
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, task.cancel)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
 
 
 def base_url(url: str) -> str:
@@ -246,9 +242,8 @@ def _refused(url: str, status: int, body: bytes) -> ServerError:
 
 
 def _unreachable(url: str, error: Exception) -> ServerError:
-    late = isinstance(error, HttpError) or not str(error)
     return ServerError(
-        f"no response from {url}: {error if str(error) else type(error).__name__}",
-        failure=FailureClass.BUG if late and "not an HTTP" in str(error) else FailureClass.TRANSIENT,
+        f"no response from {url}: {str(error) or type(error).__name__}",
+        failure=FailureClass.BUG if "not an HTTP" in str(error) else FailureClass.TRANSIENT,
         hint="check that the server is running and that this is its address",
     )

@@ -92,7 +92,6 @@ class Answer:
     """OpenAI: the message with the server's counts."""
     output_tokens: int | None = None
     input_tokens: int | None = None
-    """Input tokens as counted by the server."""
     cached_tokens: int | None = None
     """Input tokens found in the server's KV cache."""
     total_tokens: int | None = None
@@ -101,7 +100,6 @@ class Answer:
     accepted_tokens: int | None = None
     """Accepted draft tokens, if `return_perf_metrics` was requested and the server reports them."""
     finish_reason: str | None = None
-    """The server's finish reason, if it sends one: stop, length, ..."""
     end_ns: int = 0
     log_probs: list[float] = field(default_factory=list)
     """Log probabilities of the latest chunk's tokens, if `return_log_probs` was requested."""
@@ -112,7 +110,6 @@ class Answer:
     its arrival time. Several events in one read get that of the last."""
     error: str | None = None
     timed_out: bool = False
-    """True if the response was not complete in time."""
 
     @property
     def text(self) -> str:

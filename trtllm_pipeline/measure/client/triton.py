@@ -18,7 +18,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 from urllib.parse import quote
 
@@ -137,8 +137,6 @@ class ServedModel:
     """True if responses have TensorRT-LLM's output `num_output_tokens` (0.20 and later)."""
     tells_drafts: bool = False
     """True if responses include the counts of speculative decoding, DRAFTS, on request."""
-    _names: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Cache of `_input`."""
 
     @classmethod
     def of(cls, config: model_config_pb2.ModelConfig) -> ServedModel:
@@ -187,11 +185,7 @@ class ServedModel:
 
     def _input(self, name: str) -> str:
         """This model's name for the input `name`, or `name` if it has no such input."""
-        known_name = self._names.get(name)
-        if known_name is None:
-            names = (name, *_OTHER_NAMES.get(name, ()))
-            known_name = self._names[name] = next((each for each in names if each in self.inputs), name)
-        return known_name
+        return next((each for each in (name, *_OTHER_NAMES.get(name, ())) if each in self.inputs), name)
 
 
 def is_on(parameters: Mapping[str, str] | None, name: str) -> bool:
@@ -438,7 +432,7 @@ class _GrpcUnary(Session):
         if self._drafts:
             for name, tensor in DRAFTS.items():
                 _keep(answer, name, token_count(response, tensor))
-        answer.received(now_ns, text_output(response), num_output_tokens(response))
+        answer.received(now_ns, text_output(response), token_count(response, "num_output_tokens"))
 
     async def _connect(self) -> bool:
         return await self._call.connect()
@@ -683,11 +677,6 @@ def _text(response: service_pb2.ModelInferResponse, index: int) -> str:
 def _count_of(text: str, name: str) -> int | None:
     """A count sent as text. Raises ProtocolError for any other text."""
     return fields.count(int(text) if text.isdecimal() and text.isascii() else text, name)
-
-
-def num_output_tokens(response: service_pb2.ModelInferResponse) -> int | None:
-    """The tensor `num_output_tokens` in a response. None without one. Raises ProtocolError."""
-    return token_count(response, "num_output_tokens")
 
 
 def token_count(response: service_pb2.ModelInferResponse, name: str) -> int | None:

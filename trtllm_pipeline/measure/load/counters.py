@@ -90,7 +90,7 @@ async def triton(address: str | None) -> Counters | None:
     """The counters at a metrics endpoint (host:port); None without an endpoint, or if it is not Triton's."""
     if address is None:
         return None
-    page = await metrics_page(address, timeout_s=TIMEOUT_S)
+    page, _ = await metrics_page(address)
     return None if page is None else parse(page) or None
 
 
@@ -98,31 +98,26 @@ async def speculation(url: str) -> tuple[int, int] | None:
     """Drafted and accepted tokens of the iterations since the last read of trtllm-serve's `/metrics`, which reports each
     iteration once. None if it reports none. Source: `specDecodingStats` of its statistics of iterations.
     """
+    page, _ = await metrics_page(urlsplit(url).netloc or url)
     try:
-        status, body = await fetch(urlsplit(url).netloc or url, "/metrics", timeout_s=TIMEOUT_S)
-        statistics = user_files.decode(body) if status == HTTPStatus.OK else None
-    except (OSError, HttpError, ValueError):
+        statistics = user_files.decode(page or "")
+    except ValueError:
         return None
-    of = (
-        [each.get("specDecodingStats") for each in statistics if isinstance(each, dict)]
-        if isinstance(statistics, list)
-        else []
-    )
-    names = ("numDraftTokens", "numAcceptedTokens")
-    counts = [[each.get(name) for name in names] for each in of if isinstance(each, dict)]
-    pairs = [pair for pair in counts if all(type(count) is int and count >= 0 for count in pair)]
-    if not pairs:
-        return None
-    drafted, accepted = (sum(int(str(pair[place])) for pair in pairs) for place in (0, 1))
-    return drafted, accepted
+    pairs: list[tuple[int, int]] = []
+    for each in statistics if isinstance(statistics, list) else ():
+        match each:
+            case {"specDecodingStats": {"numDraftTokens": int(drafted), "numAcceptedTokens": int(accepted)}}:
+                pairs += [(drafted, accepted)] if min(drafted, accepted) >= 0 else []
+    return (sum(drafted for drafted, _ in pairs), sum(accepted for _, accepted in pairs)) if pairs else None
 
 
-async def metrics_page(address: str, *, timeout_s: float) -> str | None:
-    """Text of a metrics endpoint. None if it cannot be read."""
+async def metrics_page(address: str) -> tuple[str | None, str]:
+    """Text of a metrics endpoint, or None and why it cannot be read."""
     try:
-        return (await fetch(address, "/metrics", timeout_s=timeout_s))[1].decode(errors="replace")
-    except (OSError, HttpError, ValueError):
-        return None
+        status, body = await fetch(address, "/metrics", timeout_s=TIMEOUT_S)
+    except (OSError, HttpError, ValueError) as error:
+        return None, f"cannot be read: {str(error) or type(error).__name__}"
+    return (body.decode(errors="replace"), "") if status == HTTPStatus.OK else (None, f"HTTP status {status}")
 
 
 def gauges(text: str) -> tuple[float | None, float | None, float | None]:
@@ -154,7 +149,7 @@ def watching(address: str | None) -> Iterator[list[list[float | None]]]:
         return
 
     def look() -> None:
-        page = asyncio.run(metrics_page(address, timeout_s=TIMEOUT_S))
+        page, _ = asyncio.run(metrics_page(address))
         values = gauges(page or "")
         if values != (None, None, None):
             samples.append([time.monotonic_ns(), *values])

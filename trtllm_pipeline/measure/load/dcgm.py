@@ -13,10 +13,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Any, Final
 
-from trtllm_pipeline.measure.client.transport.http import HttpError, fetch
 from trtllm_pipeline.measure.load import counters
 
 _MEMORY: Final = "DCGM_FI_DEV_FB_USED"
@@ -52,7 +50,9 @@ class Exporters:
         async def look() -> None:
             nonlocal looks
             looks += 1
-            for url, (page, problem) in zip(self.urls, await asyncio.gather(*map(_page, self.urls)), strict=True):
+            addresses = [url.rstrip("/").removesuffix("/metrics") for url in self.urls]
+            pages = await asyncio.gather(*map(counters.metrics_page, addresses))
+            for url, (page, problem) in zip(self.urls, pages, strict=True):
                 found = {problem} if page is None else self._add(devices, url, page)
                 lacking.update({f"{url}: {each}" for each in found})
 
@@ -115,12 +115,3 @@ def gpus_of(page: str) -> list[ExportedGpu]:
         )
         for (uuid, parts), labels in zip(gpus.items(), about.values(), strict=True)
     ]
-
-
-async def _page(url: str) -> tuple[str | None, str]:
-    """The text of a page, or None and why it cannot be read."""
-    try:
-        status, body = await fetch(url.rstrip("/").removesuffix("/metrics"), "/metrics", timeout_s=counters.TIMEOUT_S)
-    except (OSError, HttpError, ValueError) as error:
-        return None, f"cannot be read: {error if str(error) else type(error).__name__}"
-    return (body.decode(errors="replace"), "") if status == HTTPStatus.OK else (None, f"HTTP status {status}")

@@ -17,7 +17,6 @@ from trtllm_pipeline.base import Json, StageError, user_files
 from trtllm_pipeline.measure.load.result import LevelResult, LoadResult, load_words
 
 ENGINE_REPORT_FILE: Final = "report.json"
-"""File name in a stage's output."""
 LAYER: Final = "the engine in the process of trtllm-bench"
 _SAME: Final = 0.05
 """Maximum difference of lengths in the same load, as a share."""

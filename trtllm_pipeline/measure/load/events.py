@@ -7,7 +7,7 @@ records of other types. A missing key, as in older files, means null.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -45,7 +45,6 @@ class EventRecord(NamedTuple):
     tokens: Count | None = None
     """Output tokens so far by the server's count. None if it sends none."""
     reasoning: bool = False
-    """The text is part of the model's reasoning."""
 
 
 class GpuSample(NamedTuple):
@@ -101,7 +100,7 @@ class ConditionsRecord(_Record):
 
 
 class PromptRecord(_Record):
-    """A prompt, by its id."""
+    """A prompt, with keys of `prompts.Prompt`."""
 
     type: Literal["prompt"]
     id: str
@@ -109,9 +108,7 @@ class PromptRecord(_Record):
     images: NotRequired[int]
     """Number of images, whose tokens only the server can count."""
     input_tokens: NotRequired[Count]
-    """Target length of a synthetic prompt."""
     shared: NotRequired[Count]
-    """Length of the shared prefix in characters."""
 
 
 class ServerRecord(_Record):
@@ -127,7 +124,7 @@ class ServerRecord(_Record):
 
 
 class RequestRecord(_OfLevel):
-    """One request."""
+    """One request, with what its `client.session.Answer` has."""
 
     type: Literal["request"]
     phase: Literal["warmup", "measured"]
@@ -149,23 +146,18 @@ class RequestRecord(_OfLevel):
     first_event_ns: NotRequired[Ns | None]
     role_ns: NotRequired[Ns | None]
     silent_ns: NotRequired[Ns | None]
-    """Arrival of the first chunk without text before the first text, except the role's chunk. `silent` counts them."""
     silent: NotRequired[Count]
     unread: NotRequired[str | None]
-    """An unknown field with strings in these chunks: possibly generated text."""
     events: list[EventRecord]
     usage_ns: NotRequired[Ns | None]
     output_tokens: NotRequired[Count | None]
-    """Tokens of the whole output by the server's count."""
     input_tokens: NotRequired[Count | None]
     cached_tokens: NotRequired[Count | None]
     total_tokens: NotRequired[Count | None]
-    """Input and output, as the server adds them."""
     drafted_tokens: NotRequired[Count | None]
     accepted_tokens: NotRequired[Count | None]
     finish_reason: NotRequired[str | None]
     late_ns: NotRequired[Ns]
-    """Longest delay between arrival and reading of bytes. Events that share a read share the time of its last one."""
     end_ns: Ns
     error: str | None
 
@@ -342,14 +334,8 @@ class Records:
     """Everything in one event file."""
 
     header: Header
-    prompts: Mapping[str, str]
-    """Text by id."""
-    with_images: Collection[str]
-    """Ids of prompts that have images."""
-    asked_tokens: Mapping[str, int]
-    """Target input tokens of prompts by id."""
-    shared: Mapping[str, int]
-    """Intended length of the shared prefix of prompts in characters, by id."""
+    prompts: Mapping[str, PromptRecord]
+    """By id."""
     requests: Sequence[RequestRecord]
     conditions: ConditionsRecord | None
     server: Mapping[str, ServerRecord]
@@ -369,8 +355,8 @@ class Records:
 
     def text(self, request: RequestRecord) -> str:
         """The prompt of a request as it was sent."""
-        id_, opening = request["prompt"], request.get("opening")
-        return opened(self.prompts[id_], self.shared.get(id_, 0), opening) if opening else self.prompts[id_]
+        prompt, opening = self.prompts[request["prompt"]], request.get("opening")
+        return opened(prompt["text"], prompt.get("shared", 0), opening) if opening else prompt["text"]
 
 
 def level_of(record: _OfLevel) -> tuple[int | None, float | None]:
@@ -403,7 +389,7 @@ def read_records(path: Path, text: bytes | None = None) -> Records:
         return [record for _, record in by_type.get(kind, ())]
 
     (header,) = of("header")
-    prompts = {record["id"]: record["text"] for record in of("prompt")}
+    prompts = {record["id"]: record for record in of("prompt")}
     started_ns = (header.get("anchor") or {}).get("monotonic_ns", 0)
     for number, request in by_type["request"]:
         wrong = _impossible(request)
@@ -417,9 +403,6 @@ def read_records(path: Path, text: bytes | None = None) -> Records:
     return Records(
         header,
         prompts,
-        frozenset(record["id"] for record in of("prompt") if record.get("images")),
-        {record["id"]: record["input_tokens"] for record in of("prompt") if record.get("input_tokens")},
-        {record["id"]: record["shared"] for record in of("prompt") if record.get("shared")},
         conditions=next(iter(of("conditions")), None),
         server={record["at"]: record for record in of("server")},
         **{name: of(kind) for name, kind in _LISTS.items()},
@@ -470,7 +453,7 @@ def _records(path: Path, text: bytes | None) -> Iterator[tuple[int, Mapping[str,
 
 
 def _of_another_type(line: bytes) -> Mapping[str, Any] | None:
-    """True for a record type that a later version may write."""
+    """A record of a type that a later version may write. None for anything else."""
     try:
         record = user_files.decode_mapping(line)
     except user_files.JsonError:

@@ -19,7 +19,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
@@ -56,7 +56,7 @@ SATURATED_S: Final = 10.0
 MOST_PLANNED: Final = 1_000_000
 """Maximum requests at a rate in a search: they are planned before they are sent."""
 _WARM_LANES: Final = 128
-_OBSERVED: Final = tuple(field.name for field in fields(Answer))
+_OBSERVED: Final = tuple(each.name for each in fields(Answer))
 
 Distribution = Literal["constant", "poisson", "gamma"]
 
@@ -101,16 +101,46 @@ class Level:
         return {"concurrency": self.concurrency, "request_rate": self.request_rate, "repeat": self.repeat}
 
 
+def _one_process() -> Any:
+    return SimpleNamespace(value=0, get_lock=nullcontext)
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One process's part of a level."""
+    """One process's part of a level, and the state that all processes of the level share."""
 
     worker: int = 0
     workers: int = 1
+    number: Any = field(default_factory=_one_process)
+    """Number of a closed loop's next conversation. With several processes a `multiprocessing.Value`, as is the next."""
+    warm: Any = field(default_factory=_one_process)
+    """Number of processes that find the server warm."""
 
     def slots(self, total: int) -> range:
         """The process's slots out of `total`."""
         return range(self.worker, total, self.workers)
+
+    def next(self) -> int:
+        """The number of a closed loop's next conversation."""
+        with self.number.get_lock():
+            number: int = self.number.value
+            self.number.value = number + 1
+        return number
+
+    def skip_to(self, number: int) -> None:
+        """Skip the numbers below."""
+        with self.number.get_lock():
+            self.number.value = max(self.number.value, number)
+
+    def one_is_warm(self) -> None:
+        """Count one more process that finds the server warm."""
+        with self.warm.get_lock():
+            self.warm.value += 1
+
+    @property
+    def all_warm(self) -> bool:
+        """True once all processes are warm, so that none measures while another warms up."""
+        return bool(self.warm.value >= self.workers)
 
 
 def warmup_prompt(prompt: Prompt) -> Prompt:
@@ -148,7 +178,6 @@ class Load:
     interval_s: float | None = None
     """Measure each level for this time instead of `requests`."""
     max_in_flight: int | None = None
-    """Limit of requests in flight in an open loop."""
     turn_delay_s: float = 0.0
     budget_s: float | None = None
     """Time after which a level starts no more requests. None: the default, see `level_budget`."""
@@ -331,38 +360,6 @@ class EventFile:
             raise StageError(f"{self.path}: the disk is full", failure=FailureClass.USER)
 
 
-class Together:
-    """State that the processes of a level share."""
-
-    def __init__(self, workers: int = 1, number: Any = None, warm: Any = None) -> None:
-        """`number` and `warm` are `multiprocessing.Value`s. None within one process."""
-        self._workers = workers
-        self._number = SimpleNamespace(value=0, get_lock=nullcontext) if number is None else number
-        self._warm = SimpleNamespace(value=0, get_lock=nullcontext) if warm is None else warm
-
-    def next(self) -> int:
-        """The number of a closed loop's next conversation."""
-        with self._number.get_lock():
-            number: int = self._number.value
-            self._number.value = number + 1
-        return number
-
-    def skip_to(self, number: int) -> None:
-        """Skip the numbers below."""
-        with self._number.get_lock():
-            self._number.value = max(self._number.value, number)
-
-    def one_is_warm(self) -> None:
-        """Count one more process that finds the server warm."""
-        with self._warm.get_lock():
-            self._warm.value += 1
-
-    @property
-    def warm(self) -> bool:
-        """True once all processes are warm, so that none measures while another warms up."""
-        return bool(self._warm.value >= self._workers)
-
-
 class Flatness:
     """Detects when the time to first token has stopped falling: the medians of two consecutive windows are similar."""
 
@@ -386,14 +383,13 @@ async def run_level(
     events: EventFile,
     done: Callable[[], None],
     *,
-    share: Share = Share(),
-    together: Together | None = None,
+    share: Share | None = None,
     begin: Callable[[], int] = time.monotonic_ns,
 ) -> None:
     """Run a process's share of one level. `generation` builds the request from a prompt and its number in the level.
     `done` is called after each request. `begin` is called when all sessions are connected, and returns the start time.
     """
-    loop = _Loop(client, level, generation, events, done, share, together or Together())
+    loop = _Loop(client, level, generation, events, done, share or Share())
     lag_ns: list[int] = []
     await loop.connect()
     # A collection of everything imported so far would stall the loop for tens of milliseconds.
@@ -411,7 +407,7 @@ async def run_level(
             await probe
         gc.unfreeze()
         await asyncio.gather(*(session.close() for session in loop.sessions))
-        events.write("client", **level.key, worker=share.worker, wall_ns=wall_ns, cpu_ns=cpu_ns, lag_ns=lag_ns)
+        events.write("client", **level.key, worker=loop.share.worker, wall_ns=wall_ns, cpu_ns=cpu_ns, lag_ns=lag_ns)
 
 
 @dataclass
@@ -424,7 +420,6 @@ class _Loop:
     events: EventFile
     done: Callable[[], None]
     share: Share
-    together: Together
 
     def __post_init__(self) -> None:
         level = self.level
@@ -462,7 +457,7 @@ class _Loop:
         async def user(slot: int, session: Session) -> None:
             nonlocal end_ns, unsent
             while True:
-                number = sent = self.together.next()
+                number = sent = self.share.next()
                 if level.seconds is None and number >= len(self.talks):
                     return
                 if limit_s is not None and number >= self.warm_talks:
@@ -474,8 +469,8 @@ class _Loop:
                         continue
                     number = self.warm_talks + (number - self.warm_talks) % measured
                 await self._talk(self.talks[number], sent, slot, session, time.monotonic_ns())
-                if self.together.warm:
-                    self.together.skip_to(self.warm_talks)
+                if self.share.all_warm:
+                    self.share.skip_to(self.warm_talks)
 
         await asyncio.gather(*(user(slot, session) for slot, session in zip(self.slots, self.sessions, strict=True)))
         if unsent:
@@ -499,7 +494,7 @@ class _Loop:
             free.append(slot)
 
         for number in numbers:
-            if self.together.warm and number < self.warm_talks:
+            if self.share.all_warm and number < self.warm_talks:
                 # The rest of the warmup is skipped, so later requests are due earlier.
                 start_ns -= int((level.at_s[self._next(number)] - level.at_s[self.talks[number].start]) * 1e9)
                 continue
@@ -571,7 +566,7 @@ class _Loop:
             first_ms = (answer.events[0].time_ns - answer.sent_ns) / 1e6 if answer.events else None
             if self.flatness.add(first_ms):
                 self.flatness = None
-                self.together.one_is_warm()
+                self.share.one_is_warm()
         return answer.error is None
 
 

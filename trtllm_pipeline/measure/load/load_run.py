@@ -18,6 +18,7 @@ from trtllm_pipeline.measure.client.triton import PERF_METRICS, Client
 from trtllm_pipeline.measure.load import conditions, counters, server_checks, workers
 from trtllm_pipeline.measure.load.dcgm import Exporters
 from trtllm_pipeline.measure.load.load import EventFile, Load, run_level
+from trtllm_pipeline.measure.load.metrics import SoFar, analyze
 from trtllm_pipeline.measure.load.objectives import NONE, Objectives
 from trtllm_pipeline.measure.load.prompts import (
     OWN_LENGTHS,
@@ -39,125 +40,7 @@ from trtllm_pipeline.models import Engine, read_tokenizer
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from trtllm_pipeline.measure.load.metrics import SoFar
     from trtllm_pipeline.measure.load.result import LoadResult
-
-
-def record(
-    target: Target,
-    rounds: Rounds,
-    prompts: Sequence[Prompt],
-    path: Path,
-    *,
-    settings: Mapping[str, Json],
-    claim: ExpectedServer,
-    progress: Callable[[int, int], None],
-    tokenizer: Tokenizer | None = None,
-    processes: int | None = None,
-    synthetic: Mapping[str, Json] | None = None,
-    objectives: Objectives = NONE,
-    repeats: str | None = None,
-    openings: Openings | None = None,
-    exporters: Exporters | None = None,
-) -> None:
-    """Measure the levels of all rounds and write all observations into the new file `path`.
-
-    `progress` gets the requests done and the requests planned so far. `processes` None: as many as each level needs.
-    `synthetic` has the target lengths of synthetic prompts, `repeats` the rule for repeats. A search for the highest
-    rate needs `objectives`. `openings` varies the first words of synthetic prompts. GPUs are those of `exporters`, or
-    else of this machine. Raises ServerError if the server or the model is missing, or cannot process a prompt's
-    options, and StageError if `claim` cannot be read, or `objectives` limit a metric that the model lacks.
-    """
-    for prompt in prompts:
-        target.of_row(prompt)
-    plan = rounds.levels
-    total, done = sum(len(level.planned) for level in plan), 0
-    reader: SoFar | None = None
-
-    def count() -> None:
-        nonlocal done
-        done += 1
-        progress(done, max(done, total))
-
-    def progress_so_far() -> LoadProgress:
-        nonlocal reader
-        if not done:
-            return LoadProgress()
-        if reader is None:
-            from trtllm_pipeline.measure.load.metrics import SoFar
-
-            reader = SoFar(path, tokenizer, objectives)
-        return reader.look()
-
-    async def measure(events: EventFile) -> None:
-        nonlocal total
-        written: set[str] = set()
-
-        def write_prompts(those: Sequence[Prompt]) -> None:
-            for prompt in those:
-                if prompt.id not in written:
-                    about = {"images": prompt.images, "input_tokens": prompt.input_tokens, "shared": prompt.shared}
-                    recorded_settings = {name: value for name, value in about.items() if value}
-                    events.write("prompt", id=prompt.id, text=prompt.text, **recorded_settings)
-                    written.add(prompt.id)
-
-        write_prompts(prompts)
-        async with target.client() as client:
-            if "tpot" in objectives.per_request and isinstance(client, Client) and not client.model.decoupled:
-                raise StageError(
-                    f"model {target.model} does not stream, so it has no TPOT, but the SLO limits tpot",
-                    failure=FailureClass.USER,
-                    hint="leave tpot out of the SLO, or serve a decoupled model",
-                )
-            system = conditions.system(target, claim.engine, settings.get("exclusive"))
-            system["server"] = await client.server() or target.service.version
-            workload = conditions.workload(target, prompts, plan, synthetic=synthetic, repeats=repeats)
-            events.write("conditions", system=system, workload=workload)
-            await server_checks.look(client, target, claim, events, "start")
-            drafting = claim.drafts and target.service.kind == "openai"
-            load = target
-            if claim.drafts and isinstance(client, Client) and client.model.tells_drafts:
-                load = replace(target, options={**target.options, PERF_METRICS: True})
-            metrics = target.service.metrics
-            left = deque(plan)
-            while left or (rounds.open_end and (left := deque(rounds.next(progress_so_far())))):
-                level = left.popleft()
-                if level not in plan:
-                    total += len(level.planned)
-                write_prompts(level.warmup)
-                if level.probes:
-                    events.write("probed", **level.key)
-                if openings is not None:
-                    level = replace(level, openings=openings.of(level))
-                workers_count = workers.wanted(level, processes)
-                before = await counters.triton(metrics)
-                if drafting:
-                    await counters.speculation(target.service.http)  # discard everything before this level
-                problems: list[str] = []
-                sampled = exporters.sampled(problems) if exporters else counters.gpus(target.service.pid)
-                with sampled as gpus, counters.watching(metrics) as gauges:
-                    if workers_count == 1:
-                        await run_level(client, level, load.generation, events, count)
-                    else:
-                        await workers.run(load, level, events.path, count, workers=workers_count)
-                after = await counters.triton(metrics)
-                if gauges:
-                    events.write("gauges", **level.key, samples=gauges)
-                if before is not None and after is not None:
-                    events.write("triton", **level.key, models=counters.growth(before, after))
-                drafts = await counters.speculation(target.service.http) if drafting else None
-                if drafts is not None:
-                    events.write("speculation", **level.key, drafted_tokens=drafts[0], accepted_tokens=drafts[1])
-                if gpus or problems:
-                    lacking = {"problems": problems} if problems else {}
-                    events.write("gpu", **level.key, devices=gpus, **lacking)
-            if claim.without_reuse:
-                await server_checks.probe(client, target, claim, prompts, tokenizer, events)
-            await server_checks.look(client, target, claim, events, "end")
-
-    with EventFile(path) as events:
-        events.header(target, settings=settings)
-        asyncio.run(measure(events))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,14 +79,108 @@ class LoadPlan:
     settings: Mapping[str, Json] = field(default_factory=dict)
     """Recorded in the event file's header."""
 
-    @property
-    def engine(self) -> Engine | None:
-        """Limits of the served engine. None if its directory is unknown. Raises EngineError."""
-        folder = self.expected.engine
-        if folder is None or not folder.is_dir():
-            return None
-        longest = self.expected.declared.get("max_seq_len")
-        return Engine.read(folder, max_seq_len=longest if isinstance(longest, int) else None)
+
+def record(
+    plan: LoadPlan,
+    prompts: Sequence[Prompt],
+    path: Path,
+    progress: Callable[[int, int], None],
+    tokenizer: Tokenizer | None = None,
+    openings: Openings | None = None,
+) -> None:
+    """Measure the levels of all rounds of `plan` and write all observations into the new file `path`.
+
+    `progress` gets the requests done and the requests planned so far. `openings` varies the first words of synthetic
+    prompts. Raises ServerError if the server or the model is missing, or cannot process a prompt's options, and
+    StageError if the expected server's files cannot be read, or the objectives limit a metric that the model lacks.
+    """
+    target, claim, objectives, exporters = plan.target, plan.expected, plan.objectives, plan.exporters
+    rounds = Rounds(plan.load, prompts, plan.stop, plan.find_rate, plan.find_concurrency)
+    allow_open_files(rounds.most_in_flight)
+    for prompt in prompts:
+        target.of_row(prompt)
+    levels = rounds.levels
+    total, done = sum(len(level.planned) for level in levels), 0
+    reader = SoFar(path, tokenizer, objectives)
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        progress(done, max(done, total))
+
+    def progress_so_far() -> LoadProgress:
+        return reader.look() if done else LoadProgress()
+
+    async def measure(events: EventFile) -> None:
+        nonlocal total
+        written: set[str] = set()
+
+        def write_prompts(those: Sequence[Prompt]) -> None:
+            for prompt in those:
+                if prompt.id not in written:
+                    about = {"images": prompt.images, "input_tokens": prompt.input_tokens, "shared": prompt.shared}
+                    recorded_settings = {name: value for name, value in about.items() if value}
+                    events.write("prompt", id=prompt.id, text=prompt.text, **recorded_settings)
+                    written.add(prompt.id)
+
+        write_prompts(prompts)
+        async with target.client() as client:
+            if "tpot" in objectives.per_request and isinstance(client, Client) and not client.model.decoupled:
+                raise StageError(
+                    f"model {target.model} does not stream, so it has no TPOT, but the SLO limits tpot",
+                    failure=FailureClass.USER,
+                    hint="leave tpot out of the SLO, or serve a decoupled model",
+                )
+            system = conditions.system(target, claim.engine, plan.settings.get("exclusive"))
+            system["server"] = await client.server() or target.service.version
+            synthetic = None if plan.workload is None else plan.workload.to_json()
+            workload = conditions.workload(target, prompts, levels, synthetic, plan.stop.words())
+            events.write("conditions", system=system, workload=workload)
+            await server_checks.look(client, target, claim, events, "start")
+            drafting = claim.drafts and target.service.kind == "openai"
+            load = target
+            if claim.drafts and isinstance(client, Client) and client.model.tells_drafts:
+                load = replace(target, options={**target.options, PERF_METRICS: True})
+            metrics = target.service.metrics
+            left = deque(levels)
+            while left or (rounds.open_end and (left := deque(rounds.next(progress_so_far())))):
+                level = left.popleft()
+                if level not in levels:
+                    total += len(level.planned)
+                write_prompts(level.warmup)
+                if level.probes:
+                    events.write("probed", **level.key)
+                if openings is not None:
+                    level = replace(level, openings=openings.of(level))
+                workers_count = workers.wanted(level, plan.processes)
+                before = await counters.triton(metrics)
+                if drafting:
+                    await counters.speculation(target.service.http)  # discard everything before this level
+                problems: list[str] = []
+                sampled = exporters.sampled(problems) if exporters else counters.gpus(target.service.pid)
+                with sampled as gpus, counters.watching(metrics) as gauges:
+                    if workers_count == 1:
+                        await run_level(client, level, load.generation, events, count)
+                    else:
+                        await workers.run(load, level, events.path, count, workers=workers_count)
+                after = await counters.triton(metrics)
+                if gauges:
+                    events.write("gauges", **level.key, samples=gauges)
+                if before is not None and after is not None:
+                    events.write("triton", **level.key, models=counters.growth(before, after))
+                drafts = await counters.speculation(target.service.http) if drafting else None
+                if drafts is not None:
+                    events.write("speculation", **level.key, drafted_tokens=drafts[0], accepted_tokens=drafts[1])
+                if gpus or problems:
+                    lacking = {"problems": problems} if problems else {}
+                    events.write("gpu", **level.key, devices=gpus, **lacking)
+            if claim.without_reuse:
+                await server_checks.probe(client, target, claim, prompts, tokenizer, events)
+            await server_checks.look(client, target, claim, events, "end")
+
+    with EventFile(path) as events:
+        events.header(target, settings=plan.settings)
+        asyncio.run(measure(events))
 
 
 def run(plan: LoadPlan, path: Path, progress: Callable[[int, int], None]) -> LoadResult:
@@ -211,8 +188,6 @@ def run(plan: LoadPlan, path: Path, progress: Callable[[int, int], None]) -> Loa
 
     Raises UsageError, ServerError or StageError before the first request.
     """
-    from trtllm_pipeline.measure.load.metrics import analyze
-
     tokenizer = None if plan.tokenizer is None else read_tokenizer(plan.tokenizer)
     left_out = LeftOut()
     prompts = _prompts(plan, tokenizer, left_out)
@@ -221,36 +196,20 @@ def run(plan: LoadPlan, path: Path, progress: Callable[[int, int], None]) -> Loa
     exact_if_possible = plan.exact_if_possible and (workload is not None or replayed)
     if target.protocol == "openai_completions" and any(prompt.images for prompt in prompts):
         target = replace(target, protocol="openai_chat")
-    rounds = Rounds(plan.load, prompts, plan.stop, plan.find_rate, plan.find_concurrency)
     if target.service.pid is None or exact_if_possible:
         exact = asyncio.run(_check_server(target))
         target = replace(target, exact_length=exact) if exact_if_possible else target
     openings = None
     if tokenizer and (replayed or (workload and workload.fresh)):
         openings = Openings(tokenizer, plan.load.seed, together=replayed)
-    allow_open_files(rounds.most_in_flight)
-    record(
-        target,
-        rounds,
-        prompts,
-        path,
-        settings={**plan.settings, "exact_length": target.exact_length, **left_out.settings},
-        claim=plan.expected,
-        progress=progress,
-        tokenizer=tokenizer,
-        processes=plan.processes,
-        synthetic=None if workload is None else workload.to_json(),
-        objectives=plan.objectives,
-        repeats=plan.stop.words(),
-        openings=openings,
-        exporters=plan.exporters,
-    )
+    settings = {**plan.settings, "exact_length": target.exact_length, **left_out.settings}
+    record(replace(plan, target=target, settings=settings), prompts, path, progress, tokenizer, openings)
     return analyze(path, tokenizer, plan.objectives)
 
 
 def _prompts(plan: LoadPlan, tokenizer: Tokenizer | None, left_out: LeftOut) -> tuple[Prompt, ...]:
     """The prompts, checked against the engine's limits if they can be counted."""
-    engine = plan.engine
+    engine = plan.expected.limits
     if plan.workload is not None:
         assert tokenizer is not None
         data, most = plan.input_data, plan.num_prompts

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from trtllm_pipeline.measure.load import compat_metrics, counters, validity, windows
 from trtllm_pipeline.measure.load.conditions import Conditions
@@ -110,8 +110,8 @@ class SoFar:
         """The header and the prompts, which every part of the file needs."""
         self._end = 0
         self._repeats: dict[tuple[int | None, float | None], list[RepeatResult]] = {}
-        self._probes: dict[float, tuple[tuple[bool, ...], ...]] = {}
-        self._closed: dict[int, _ClosedLoop] = {}
+        self._probes: dict[float, Probe] = {}
+        self._closed: dict[float, Probe] = {}
 
     def look(self) -> LoadProgress:
         """Read the new records and return the progress. Levels must be complete."""
@@ -128,12 +128,13 @@ class SoFar:
             joules = (_energy_j(level, repeat) for repeat in level.repeats)
             of_level = self._repeats.setdefault((level.concurrency, level.request_rate), [])
             of_level += [_repeat(run, level, *each) for each in zip(level.repeats, joules, strict=True)]
-        for probe in _probes(run, self._objectives):
-            self._probes[probe.rate] = self._probes.get(probe.rate, ()) + probe.rounds
-        for loop in _closed(run, self._objectives):
-            known = self._closed.get(loop.concurrency, _ClosedLoop(loop.concurrency, (), ()))
-            rounds, completed_rps = known.rounds + loop.rounds, (*known.completed_rps, *loop.completed_rps)
-            self._closed[loop.concurrency] = _ClosedLoop(loop.concurrency, rounds, completed_rps)
+        for known, new in (
+            (self._probes, _probes(run, self._objectives)),
+            (self._closed, _closed(run, self._objectives)),
+        ):
+            for probe in new:
+                before = known.get(probe.rate, Probe(probe.rate, ()))
+                known[probe.rate] = Probe(probe.rate, before.rounds + probe.rounds, before.rates_rps + probe.rates_rps)
         metrics = {key: _at_headline(repeats) for key, repeats in self._repeats.items()}
         rates = (median(each.requests_per_s or 0.0 for each in metrics[key]) for key in metrics if key[0] is not None)
         return LoadProgress(
@@ -141,8 +142,8 @@ class SoFar:
                 [{name: repeat.value(name) for name in LEVEL_METRICS} for repeat in repeats]
                 for repeats in metrics.values()
             ],
-            [Probe(rate, rounds) for rate, rounds in self._probes.items()],
-            [loop.probe for loop in self._closed.values()],
+            [*self._probes.values()],
+            [*self._closed.values()],
             max(rates, default=None) or None,
         )
 
@@ -159,33 +160,19 @@ def _probes(run: LoadRun, objectives: Objectives) -> list[Probe]:
     return [Probe(level.request_rate, rounds) for level, rounds in rounds_of_level if rounds and level.request_rate]
 
 
-def _closed(run: LoadRun, objectives: Objectives) -> Iterator[_ClosedLoop]:
+def _closed(run: LoadRun, objectives: Objectives) -> Iterator[Probe]:
     """Results of closed loops for a search: requested levels, and those that it tried."""
     for level in (*run.levels, *run.probes) if objectives.per_request else ():
         if level.concurrency is not None and (rounds := _probe_rounds(level, objectives)):
-            yield _ClosedLoop(level.concurrency, rounds, _completed_rps(level))
+            yield Probe(level.concurrency, rounds, tuple(_completed_rps(level)))
 
 
-class _ClosedLoop(NamedTuple):
-    """Rounds of a closed loop, and the requests per second that completed in each repeat."""
-
-    concurrency: int
-    rounds: tuple[tuple[bool, ...], ...]
-    completed_rps: Sequence[float]
-
-    @property
-    def probe(self) -> Probe:
-        return Probe(self.concurrency, self.rounds, median(self.completed_rps) if self.completed_rps else None)
-
-
-def _completed_rps(level: LevelRun) -> list[float]:
+def _completed_rps(level: LevelRun) -> Iterator[float]:
     """Requests per second that completed in each repeat, in its steady window if there is one."""
-    rates = []
     for repeat, requests in level.repeats.items():
         span = level.spans[repeat]["steady"] or level.spans[repeat]["whole"]
         if span is not None and span.duration_ns > 0:
-            rates.append(span.rate((request.times_ns[-1], 1) for request in span.answered(requests)))
-    return rates
+            yield span.rate((request.times_ns[-1], 1) for request in span.answered(requests))
 
 
 def _probe_rounds(level: LevelRun, objectives: Objectives) -> tuple[tuple[bool, ...], ...]:
@@ -223,7 +210,7 @@ def _highest_rate(run: LoadRun, objectives: Objectives) -> HighestRate | None:
 
 def _highest_concurrency(run: LoadRun, objectives: Objectives) -> HighestConcurrency | None:
     wanted = run.records.header["settings"].get("find_concurrency")
-    probes = sorted((loop.probe for loop in _closed(run, objectives)), key=lambda probe: probe.rate)
+    probes = sorted(_closed(run, objectives), key=lambda probe: probe.rate)
     if not isinstance(wanted, (int, float)) or not probes:
         return None
     search = ConcurrencySearch(wanted=wanted)

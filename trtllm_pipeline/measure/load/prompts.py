@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import dropwhile, takewhile
@@ -76,8 +76,6 @@ _TYPES: Final = {
     int: "an integer",
     float: "a number",
 }
-_NUMBERS: Final[Mapping[str, Callable[[str], float]]] = {"max_tokens": int, "tolerance": float}
-"""Keys of a row whose values are numbers."""
 T = TypeVar("T")
 Render = Callable[..., str]
 """Chat messages, and further fields of a `chat.Chat` by name -> prompt text."""
@@ -153,7 +151,6 @@ class LeftOut:
 
     file: Path = Path()
     rows: int = 0
-    """Number of rows read from the file."""
     without_user: list[int] = field(default_factory=list)
     too_long: list[int] = field(default_factory=list)
     unsent: int = 0
@@ -313,17 +310,11 @@ def _read(
 
 def _filled(row: dict[str, Any]) -> dict[str, Any]:
     """A table row without its empty cells. CSV files store numbers as text."""
-    return {name: _number(name, value) for name, value in row.items() if value is not None and value != ""}
-
-
-def _number(name: str, value: Any) -> Any:
-    kind = _NUMBERS.get(name)
-    if kind is None or not isinstance(value, str):
-        return value
-    try:
-        return kind(value)
-    except ValueError:
-        return value
+    filled = {name: value for name, value in row.items() if value is not None and value != ""}
+    if isinstance(text := filled.get("max_tokens"), str):
+        with suppress(ValueError):
+            filled["max_tokens"] = int(text)
+    return filled
 
 
 def _turns(row: dict[str, Any], number: str, turns: int) -> list[tuple[dict[str, Any], str]]:
@@ -538,11 +529,8 @@ def image_files(path: Path) -> dict[str, int]:
         user_files.check(path)
         if tables.is_table(path):
             tables.read(path, look, lambda columns: [name for name in columns if name == "image"])
-        elif '"image"' in (text := user_files.read_text(path)):
-            array = user_files.json_array(text)
-            for number, row in enumerate(text.split("\n") if array is None else array, 1):
-                if array is not None or '"image"' in row:
-                    look(user_files.decode(row) if array is None else row, number)
+        elif '"image"' in user_files.read_text(path):
+            user_files.read_json_lines(path, look, nothing="no prompt in this file")
     except (MatrixError, UsageError, OSError, ValueError):
         return {}
     return first_rows

@@ -289,8 +289,8 @@ def read_run(events: Path, tokenizer: Tokenizer | None, text: bytes | None = Non
     input_tokens: dict[str, int] = {}
     if tokenizer is not None:
         sent = dict.fromkeys(record["prompt"] for record in records_of_requests)
-        plain = [id_ for id_ in sent if id_ in prompts and id_ not in records.with_images]
-        input_tokens = {id_: len(tokenizer.encode(prompts[id_]).ids) for id_ in plain}
+        plain = [prompts[id_] for id_ in sent if not prompts[id_].get("images")]
+        input_tokens = {prompt["id"]: len(tokenizer.encode(prompt["text"]).ids) for prompt in plain}
     requests = []
     for record in records_of_requests:
         texts = [event.text for event in record["events"]]

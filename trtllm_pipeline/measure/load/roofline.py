@@ -12,11 +12,11 @@ import re
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from trtllm_pipeline.base import DownloadError, Json, gpus, speeds
+from trtllm_pipeline.base import DownloadError, gpus, speeds
 from trtllm_pipeline.base import model as machines
 from trtllm_pipeline.models import (
     INDEX,
@@ -68,10 +68,6 @@ class Limit:
     pass_s: float | None
     weight_bytes: int | None
     reason: str
-
-    def to_json(self) -> dict[str, Json]:
-        """As in the event file."""
-        return asdict(self)
 
 
 def limit(engine: Path, *, tp: int = 1, weight_bits: int = _SERVED_BITS) -> Limit:

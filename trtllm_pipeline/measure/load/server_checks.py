@@ -10,7 +10,7 @@ import asyncio
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -21,7 +21,7 @@ from trtllm_pipeline.measure.load.load import EventFile
 from trtllm_pipeline.measure.load.prompts import Prompt
 from trtllm_pipeline.measure.load.target import AnyClient, Target
 from trtllm_pipeline.measure.load.validity import POSSIBLE_REUSE, SURE_PAIRS
-from trtllm_pipeline.models import Engine, Fields, model_config, model_files, model_names
+from trtllm_pipeline.models import Engine, Fields, model_config, model_names
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -52,6 +52,14 @@ class ExpectedServer:
     """Its config.pbtxt files are compared with the configurations that the server reports."""
     by: str = "the matrix"
     """Source of `declared`."""
+
+    @property
+    def limits(self) -> Engine | None:
+        """Limits of the served engine. None if its directory is unknown. Raises EngineError."""
+        if self.engine is None or not self.engine.is_dir():
+            return None
+        longest = self.declared.get("max_seq_len")
+        return Engine.read(self.engine, max_seq_len=longest if isinstance(longest, int) else None)
 
     @property
     def drafts(self) -> bool:
@@ -98,14 +106,14 @@ async def look(client: AnyClient, target: Target, claim: ExpectedServer, events:
 
         facts = {name: value for name in ("tp", "weight_bits") if isinstance(value := claim.declared.get(name), int)}
         limit = await asyncio.to_thread(roofline.limit, claim.engine, **facts)
-        events.write("roofline", at=at, **limit.to_json())
+        events.write("roofline", at=at, **asdict(limit))
 
 
 async def reused_blocks(client: Client) -> float | None:
     """Number of KV cache blocks that the server has reused so far, by TensorRT-LLM's metric. None if not reported."""
     if client.service.metrics is None:
         return None
-    page = await counters.metrics_page(client.service.metrics, timeout_s=client.timeout_s)
+    page, _ = await counters.metrics_page(client.service.metrics)
     values = [
         value
         for name, labels, value in counters.samples(page or "")
@@ -146,12 +154,8 @@ async def probe(
 
     It stops when a TTFT does not fall: the gate only reports a cache if every prompt was faster.
     """
-    longest = None
-    # GGUF files have no config.json.
-    if claim.engine is not None and model_files.find(claim.engine, "config.json") is not None:
-        max_seq_len = claim.declared.get("max_seq_len")
-        engine = Engine.read(claim.engine, max_seq_len=max_seq_len if isinstance(max_seq_len, int) else None)
-        longest = engine.longest_prompt(PROBE_ANSWER_TOKENS)
+    engine = claim.limits
+    longest = None if engine is None else engine.longest_prompt(PROBE_ANSWER_TOKENS)
     greedy = replace(target, temperature=0.0)
     session = client.session()
     for pair, text in enumerate(probes([prompt.text for prompt in prompts], tokenizer, longest=longest)):

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Final
 
 from trtllm_pipeline.base import UsageError
@@ -86,8 +87,12 @@ class Probe:
     """Requests per second, or requests in flight."""
     rounds: tuple[tuple[bool, ...], ...]
     """For each round, in schedule order: whether each request met all objectives."""
-    completed_rps: float | None = None
-    """Closed loop: requests per second that completed."""
+    rates_rps: tuple[float, ...] = ()
+    """Closed loop: requests per second that completed in each repeat."""
+
+    @property
+    def completed_rps(self) -> float | None:
+        return median(self.rates_rps) if self.rates_rps else None
 
     @property
     def met(self) -> tuple[bool, ...]:

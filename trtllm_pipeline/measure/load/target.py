@@ -94,12 +94,6 @@ def service_at(url: str, protocol: str, model: str, *, metrics: str | None = Non
     return Service(http, grpc, metrics, None, model, None)
 
 
-def protocol_name(protocol: str, endpoint: str, *, streaming: bool = True) -> str:
-    """Name in event files of a protocol (grpc, http or openai) with its OpenAI endpoint and streaming mode."""
-    name = f"openai_{endpoint}" if protocol == "openai" else protocol
-    return name if streaming else f"{name}_unary"
-
-
 def environment_key() -> str | None:
     """The API key for external servers."""
     return os.environ.get("OPENAI_API_KEY")
@@ -147,8 +141,9 @@ class Target:
         max_tokens: int = 1,
     ) -> Target:
         """A model of the server at a URL, see `service_at`. An OpenAI server's key is that of OPENAI_API_KEY."""
+        name = f"openai_{endpoint}" if protocol == "openai" else protocol
         return cls(
-            protocol_name(protocol, endpoint, streaming=streaming),
+            name if streaming else f"{name}_unary",
             # With or without the path: others use both.
             service_at(url, protocol, model, metrics=metrics and metrics.rstrip("/").removesuffix("/metrics")),
             model,

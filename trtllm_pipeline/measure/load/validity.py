@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, Final
@@ -222,23 +222,23 @@ def _client_lag(run: LoadRun, level: LevelRun) -> Found:
         moved = mean_ms / max(median(request.ttft_ms for request in good), 1e-6) if together else 0.0
         long_enough = late_ms > MAX_LAG_MS and record["wall_ns"] >= MIN_CLIENT_WALL_NS
         if tls and late_ms > MAX_LAG_MS:
-            found.append((late_ms, "invalid", f"{lag_text}; over TLS, arrival times are those of its reads", record))
+            severity, message = "invalid", f"{lag_text}; over TLS, arrival times are those of its reads"
         elif long_enough and thinner > MAX_LAG_SHARE:
+            severity = "invalid"
             message = (
                 f"{lag_text}, {mean_ms:.1f} ms on average, so the load was about {thinner / (1 + thinner):.0%} lower: "
                 f"requests took {e2e_ms:.1f} ms"
             )
-            found.append((late_ms, "invalid", message, record))
         elif long_enough and moved > MAX_LAG_SHARE:
+            severity = "invalid"
             message = (
                 f"{lag_text}, {mean_ms:.1f} ms on average, {moved:.0%} of TTFT, while events arrived "
                 f"every {median(gaps_ms):.1f} ms: events that arrived together share the time of the last one"
             )
-            found.append((late_ms, "invalid", message, record))
         else:
-            other = "times" if tls else "times of closely spaced events"
+            severity, other = "warning", "times" if tls else "times of closely spaced events"
             message = f"{lag_text}: requests may have been sent late, and {other} may be too long, by that much"
-            found.append((late_ms, "warning", message, record))
+        found.append((late_ms, severity, message, record))
     yield from _worst(level, found)
 
 
@@ -319,47 +319,39 @@ def _stop_reasons(run: LoadRun, level: LevelRun) -> Found:
     short = [request for request in good if _missing(request) > (0 if run.counted_by_server else 1)]
     cut = [request for request in short if request.record.get("finish_reason") == "length"]
     if not run.counted_by_server and run.special_tokens is None and (wrong := short if _fixed_length(run) else cut):
-        message = (
-            f"{len(wrong)} of {len(good)} responses have fewer content events than requested tokens, such as for prompt "
-            f"{wrong[0].record['prompt']!r} {wrong[0].output_tokens} of {wrong[0].record['max_tokens']}: an event may hold "
-            "several tokens. Name the model's directory, which has the tokenizer that counts them"
-        )
-        yield _severity_of_missing(run, wrong, good), message
+        advice = "Name the model's directory, which has the tokenizer that counts them"
+        severity, message = _too_short(run, wrong, good, "have fewer content events than requested tokens")
+        yield severity, f"{message}: an event may hold several tokens. {advice}"
         return
     if cut:
-        message = (
-            f"{len(cut)} of {len(good)} responses were cut off before the requested length, such as for prompt "
-            f"{cut[0].record['prompt']!r} after {cut[0].output_tokens} of {cut[0].record['max_tokens']} tokens"
-        )
-        yield _severity_of_missing(run, cut, good), message
+        severity, message = _too_short(run, cut, good, "were cut off before the requested length")
+        yield severity, f"{message} tokens"
     if short and _fixed_length(run):
-        message = (
-            f"{len(short)} of {len(good)} responses are shorter than the requested fixed length, such as for prompt "
-            f"{short[0].record['prompt']!r} {short[0].output_tokens} of {short[0].record['max_tokens']} tokens"
-        )
-        yield _severity_of_missing(run, short, good), message
+        severity, message = _too_short(run, short, good, "are shorter than the requested fixed length")
+        yield severity, f"{message} tokens"
+
+
+def _too_short(run: LoadRun, short: Sequence[TimedRequest], good: Sequence[TimedRequest], what: str) -> tuple[str, str]:
+    """The server's own count is exact. After encoding again, one token per response and a small share may be missing."""
+    requested = sum(int(request.record["max_tokens"]) for request in good)
+    few = sum(_missing(request) - 1 for request in short) <= MAX_EXCESS * requested
+    first = short[0]
+    example = f"{first.record['prompt']!r} with {first.output_tokens} of {first.record['max_tokens']}"
+    message = f"{len(short)} of {len(good)} responses {what}, such as for prompt {example}"
+    return "warning" if few and not run.counted_by_server else "invalid", message
 
 
 def _fixed_length(run: LoadRun) -> bool:
     """True if requests continue past the model's end token, as with `ignore_eos`."""
     settings = run.records.header["settings"]
-    given = settings.get("extra_inputs")
-    inputs = given if isinstance(given, dict) else dict(str(each).partition(":")[::2] for each in given or ())
-    return inputs.get("ignore_eos") in {True, "true"} or bool(
-        settings.get("exact_length", settings.get("workload") == "isl_osl")
-    )
+    inputs = settings.get("extra_inputs")
+    forced = isinstance(inputs, dict) and inputs.get("ignore_eos") in (True, "true")
+    return forced or bool(settings.get("exact_length"))
 
 
 def _missing(request: TimedRequest) -> int:
     """Number of requested tokens that did not arrive."""
     return int(request.record["max_tokens"]) - request.output_tokens
-
-
-def _severity_of_missing(run: LoadRun, short: Iterable[TimedRequest], good: Iterable[TimedRequest]) -> str:
-    """The server's own count is exact. After encoding again, one token per response and a small share may be missing."""
-    requested = sum(int(request.record["max_tokens"]) for request in good)
-    few = sum(_missing(request) - 1 for request in short) <= MAX_EXCESS * requested
-    return "warning" if few and not run.counted_by_server else "invalid"
 
 
 @_gate
@@ -640,11 +632,12 @@ def _silences(requests: list[TimedRequest], span: Span, concurrency: int | None)
 
 @_gate
 def _prompt_lengths(run: LoadRun, level: LevelRun) -> Found:
-    targets = run.records.asked_tokens
+    prompts = run.records.prompts
+    targets = {id_: count for id_, prompt in prompts.items() if (count := prompt.get("input_tokens"))}
     made = [request for request in level.measured if request.record["prompt"] in targets]
     # Without a tokenizer, and for prompts with images, `input_tokens` is the server's count.
-    images = run.records.with_images
-    encoded = [each for each in made if run.special_tokens is not None and each.record["prompt"] not in images]
+    with_text = [each for each in made if not prompts[each.record["prompt"]].get("images")]
+    encoded = [] if run.special_tokens is None else with_text
     other = [request for request in encoded if request.input_tokens != targets[request.record["prompt"]]]
     if other:
         id_ = other[0].record["prompt"]
@@ -677,7 +670,8 @@ def _far_lengths(run: LoadRun, level: LevelRun) -> Found:
     if (far := _far_from_the_cell(run, level)) is not None:
         yield "warning", far
         return
-    made = [request for request in level.answered if request.record["prompt"] in run.records.asked_tokens]
+    prompts = run.records.prompts
+    made = [request for request in level.answered if prompts[request.record["prompt"]].get("input_tokens")]
     if made and not _fixed_length(run):  # else `stop_reasons` judges each output
         mean, requested = (
             fmean(counts)
@@ -777,4 +771,4 @@ def _repeated_prompts(run: LoadRun, level: LevelRun) -> Found:
 def _sent(run: LoadRun, request: TimedRequest) -> str:
     """Identity of a prompt: its text as sent, or its id if it has images, which are not recorded."""
     id_ = request.record["prompt"]
-    return id_ if id_ in run.records.with_images else request.prompt
+    return id_ if run.records.prompts[id_].get("images") else request.prompt

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.base import Json
 from trtllm_pipeline.measure.load.stats import BATCHES
@@ -27,20 +27,12 @@ HANDOVER_NS: Final = 5_000_000
 HANDOVER_SHARE: Final = 0.05
 """Share of the next request's time."""
 STEADY_SHARE: Final = 0.95
+DEFAULT_REQUESTS_EACH: Final = 8
+"""Requests per slot of a level without a given number: the first and the last are not in the steady window."""
+DEFAULT_LEAST_REQUESTS: Final = 32
+DEFAULT_BUDGET_S: Final = 300.0
 Happened = tuple[int, int]
 """Time in ns, and the number of things that happened then."""
-
-
-class LevelDefaults(NamedTuple):
-    """Size of a level without a given number of requests."""
-
-    requests_each: int = 8
-    """Requests per slot: the first and the last are not in the steady window."""
-    least_requests: int = 32
-    budget_s: float = 300.0
-
-
-LEVEL_DEFAULTS: Final = LevelDefaults()
 
 
 def levels_up_to(batch_size: int) -> tuple[int, ...]:
@@ -59,7 +51,7 @@ def requests_of(requests: int | None, concurrency: int | None, warmup: int | Non
     """
     wanted = requests
     if wanted is None:
-        wanted = max(LEVEL_DEFAULTS.least_requests, LEVEL_DEFAULTS.requests_each * (concurrency or 0))
+        wanted = max(DEFAULT_LEAST_REQUESTS, DEFAULT_REQUESTS_EACH * (concurrency or 0))
     if concurrency is None:
         return wanted
     return max(wanted, least_requests(concurrency, 2 * concurrency if warmup is None else warmup, turns))
@@ -67,7 +59,7 @@ def requests_of(requests: int | None, concurrency: int | None, warmup: int | Non
 
 def level_budget(budget_s: float | None, requests: int | None) -> float | None:
     """Time limit of a level: the given one or the default. None for no limit."""
-    return LEVEL_DEFAULTS.budget_s if budget_s is None and requests is None else budget_s
+    return DEFAULT_BUDGET_S if budget_s is None and requests is None else budget_s
 
 
 def least_requests(concurrency: int, warmup: int, turns: int = 1) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.base import ServerError
-from trtllm_pipeline.measure.load.load import EventFile, Level, Share, Together, run_level
+from trtllm_pipeline.measure.load.load import EventFile, Level, Share, run_level
 from trtllm_pipeline.measure.load.target import Target
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ async def run(target: Target, level: Level, events: Path, done: Callable[[], Non
     processes = [
         context.Process(
             target=_work,
-            args=(target, level, events, Share(worker, workers), number, warm, ended, start_ns, barrier),
+            args=(target, level, events, Share(worker, workers, number, warm), ended, start_ns, barrier),
             name=f"perf worker {worker}",
             daemon=True,
         )
@@ -86,13 +86,10 @@ def _work(
     level: Level,
     events: Path,
     share: Share,
-    number: Synchronized[int],
-    warm: Synchronized[int],
     ended: Synchronized[int],
     start_ns: Synchronized[int],
     barrier: Barrier,
 ) -> None:
-    """Main function of a process."""
     # The parent handles Ctrl-C and ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -109,9 +106,6 @@ def _work(
     async def part() -> None:
         async with target.client() as client:
             with EventFile(events) as file:
-                together = Together(share.workers, number, warm)
-                await run_level(
-                    client, level, target.generation, file, done, share=share, together=together, begin=begin
-                )
+                await run_level(client, level, target.generation, file, done, share=share, begin=begin)
 
     asyncio.run(part())

@@ -197,7 +197,7 @@ class _Writer:
     def _padded(self, text: str, wanted: int) -> str:
         """A prefix of `text` with at least `wanted` tokens. A shorter `text` is padded from the corpus."""
         for beginning in (text[: wanted * _CHARACTERS_PER_TOKEN * 2], text):
-            if len(self._encoded(beginning)) >= wanted:
+            if _count(self._tokenizer, beginning) >= wanted:
                 return beginning
         self._corpus = self._corpus or _corpus()
         if not self._starts:
@@ -208,13 +208,9 @@ class _Writer:
         while True:
             around = self._corpus[start:] + self._corpus * (room // len(self._corpus) + 1)
             padded = f"{text} {around[:room]}" if text else around[:room]
-            if len(self._encoded(padded)) > wanted + _NEAR:
+            if _count(self._tokenizer, padded) > wanted + _NEAR:
                 return padded
             room *= 2
-
-    def _encoded(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
 
 
 def of_trace(tokenizer: Tokenizer, prompts: Sequence[Prompt], seed: int) -> tuple[Prompt, ...]:
@@ -237,10 +233,9 @@ class _Blocks:
         self._tokenizer, self._seed = tokenizer, seed
         self._special = len(tokenizer.encode("").ids)
         self._words = _corpus().split()
-        count = _Count(tokenizer)
-        self._tokens = {word: count.behind(word) for word in set(self._words)}
+        self._tokens = {word: _count_behind(tokenizer, word) for word in set(self._words)}
         ordinary = sorted(word for word in self._tokens if word.isalpha())
-        self._firsts = [word for word in ordinary if count(word) == self._tokens[word]] or ordinary
+        self._firsts = [word for word in ordinary if _count(tokenizer, word) == self._tokens[word]] or ordinary
         """Words with the same number of tokens at the start of a text as after another word."""
         least = min(self._tokens[word] for word in ordinary)
         self._short = [word for word in ordinary if self._tokens[word] == least]
@@ -278,20 +273,6 @@ class _Blocks:
         return words
 
 
-class _Count:
-    """Counts tokens, excluding special ones."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def __call__(self, text: str) -> int:
-        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
-
-    def behind(self, text: str) -> int:
-        """Tokens of a text after another word."""
-        return self(f"a {text}") - self("a")
-
-
 class Openings:
     """Different first words for synthetic prompts, so that requests of a run never share a prefix that a cache could
     reuse. `together`: requests of a level that start alike still do, as a trace requires.
@@ -301,15 +282,15 @@ class Openings:
     """
 
     def __init__(self, tokenizer: Tokenizer, seed: int, *, together: bool = False) -> None:
-        self._count = _Count(tokenizer)
+        self._tokenizer = tokenizer
         self._together = together
         self._draw = random.Random(seed)  # noqa: S311 - not a secret
         self._used: set[str] = set()
         self._words: tuple[dict[int, list[str]], dict[int, list[str]]] = ({}, {})
         """Number of tokens -> words with that number, at the start of a text and after another word."""
         for word in sorted({word for word in _corpus().split() if word.isalpha()}):
-            self._words[0].setdefault(self._count(word), []).append(word)
-            self._words[1].setdefault(self._count.behind(word), []).append(word)
+            self._words[0].setdefault(_count(tokenizer, word), []).append(word)
+            self._words[1].setdefault(_count_behind(tokenizer, word), []).append(word)
 
     def of(self, level: Level) -> tuple[str, ...]:
         """One opening for each conversation of a level. "" if none of the same length is left. For a level with a
@@ -326,9 +307,9 @@ class Openings:
         return tuple(map(self._one, talks))
 
     def _one(self, begun: Sequence[_Begun]) -> str:
-        counts = [self._count(each.with_opening(each.opening)) for each in begun]
+        counts = [_count(self._tokenizer, each.with_opening(each.opening)) for each in begun]
         behind = begun[0].before
-        total = (self._count.behind if behind else self._count)(begun[0].opening)
+        total = (_count_behind if behind else _count)(self._tokenizer, begun[0].opening)
         firsts, later = self._words[bool(behind)], self._words[1]
         ways = [(firsts[total], [""])] if total in firsts else []
         ways += [(words, later[total - count]) for count, words in firsts.items() if total - count in later]
@@ -336,7 +317,7 @@ class Openings:
         for _ in range(_TRIES if ways else 0):
             ((one, other),) = self._draw.choices(ways, weights)
             opening = f"{self._draw.choice(one)} {self._draw.choice(other)}".rstrip()
-            fits = [self._count(each.with_opening(opening)) for each in begun] == counts
+            fits = [_count(self._tokenizer, each.with_opening(opening)) for each in begun] == counts
             if fits and opening not in self._used:
                 self._used.add(opening)
                 return opening
@@ -364,6 +345,16 @@ class _Begun(NamedTuple):
         return f"{self.before}{opening}{self.after}"
 
 
+def _count(tokenizer: Tokenizer, text: str) -> int:
+    """Tokens of a text, excluding special ones."""
+    return len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def _count_behind(tokenizer: Tokenizer, text: str) -> int:
+    """Tokens of a text after another word."""
+    return _count(tokenizer, f"a {text}") - _count(tokenizer, "a")
+
+
 def _corpus() -> str:
     rows = CORPUS.read_text(encoding="utf-8").splitlines()
     return "\n".join(json.loads(row)["text"] for row in rows)
@@ -376,6 +367,6 @@ def _cut(tokenizer: Tokenizer, text: str, wanted: int) -> str | None:
         for place in dict.fromkeys((wanted + away, wanted - away)):
             if 0 < place <= len(ends):
                 prefix = text[: ends[place - 1]]
-                if prefix.strip() and len(tokenizer.encode(prefix, add_special_tokens=False).ids) == wanted:
+                if prefix.strip() and _count(tokenizer, prefix) == wanted:
                     return prefix
     return None

@@ -211,7 +211,7 @@ def evaluate(
         if found[-1].ranks and not evaluation.likelihoods:
             raise _no_likelihoods(item)
     given = {name: getattr(evaluation, name) for name in ("url", "model", "endpoint", "limit")}
-    result = _summary(found, given if settings is None else settings, asked=f"/v1{_MODELS[evaluation.endpoint][1]}")
+    result = _summary(found, given if settings is None else settings, f"/v1{_MODELS[evaluation.endpoint][1]}")
     with (output / ANSWERS).open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for each in found for row in each.answers)
     write_json(output / ACCURACY_FILE, result.to_json())
@@ -316,8 +316,8 @@ class TaskResults:
         return found
 
 
-def _summary(found: Sequence[TaskResults], settings: Mapping[str, Any], *, asked: str, **more: Any) -> AccuracyResult:
-    """All results together. `more` is added to the file."""
+def _summary(found: Sequence[TaskResults], settings: Mapping[str, Any], asked: str) -> AccuracyResult:
+    """All results together."""
     scores = {name: value for each in found for name, value in each.scores.items()}
     errors = {name: value for each in found for name, value in each.errors.items()}
     questions = {name: count for each in found for name, count in each.questions.items()}
@@ -336,7 +336,6 @@ def _summary(found: Sequence[TaskResults], settings: Mapping[str, Any], *, asked
             "source": "lm-eval",
             "tasks": {name: about for each in found for name, about in each.tasks.items()},
             "lm_eval_version": version,
-            **more,
         },
     )
 

@@ -10,7 +10,7 @@ import json
 import re
 import string
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
@@ -44,7 +44,6 @@ class NumericTolerance:
     relative: bool = False
 
     def allows(self, number: Decimal, reference: Decimal) -> bool:
-        """True if the number is near enough."""
         try:
             return abs(number - reference) <= self.value * (abs(reference) if self.relative else 1)
         except ArithmeticError:  # beyond the range of decimal numbers
@@ -84,15 +83,15 @@ def normalise(text: str) -> str:
     return " ".join(_NOISE.sub(" ", unicodedata.normalize("NFKC", text).casefold()).split())
 
 
-def exact(answer: str, references: Iterable[str]) -> float:
+def exact(answer: str, question: Question) -> float:
     """1 if the normalized answer equals one of the normalized references, else 0."""
-    return float(normalise(answer) in map(normalise, references))
+    return float(normalise(answer) in map(normalise, question.references))
 
 
-def contains(answer: str, references: Iterable[str]) -> float:
+def contains(answer: str, question: Question) -> float:
     """1 if the normalized answer contains one of the normalized references as whole words, else 0."""
     normalized = f" {normalise(answer)} "
-    return float(any(f" {normalise(reference)} " in normalized for reference in references))
+    return float(any(f" {normalise(reference)} " in normalized for reference in question.references))
 
 
 def _matched(answer: str, question: Question) -> str | None:
@@ -108,7 +107,7 @@ def regex(answer: str, question: Question) -> float:
     matched = _matched(answer, question)
     if matched is None:
         return 0.0
-    return exact(matched, question.references) if question.pattern.groups and question.references else 1.0
+    return exact(matched, question) if question.pattern.groups and question.references else 1.0
 
 
 def last_number(text: str) -> Decimal | None:
@@ -224,13 +223,9 @@ def _no_choice(question: Question) -> tuple[str, str] | None:
     return ("output", f"{wrong[0]!r} is neither a choice nor its letter") if wrong else _no_reference(question)
 
 
-def _of_references(score: Callable[[str, Iterable[str]], float]) -> Callable[[str, Question], float]:
-    return lambda answer, question: score(answer, question.references)
-
-
 _SCORING: Final = {
-    "exact": (_of_references(exact), _no_reference),
-    "contains": (_of_references(contains), _no_reference),
+    "exact": (exact, _no_reference),
+    "contains": (contains, _no_reference),
     "regex": (regex, _no_pattern),
     "numeric": (numeric, _no_number),
     "choice": (choice, _no_choice),

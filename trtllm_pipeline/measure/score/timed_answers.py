@@ -24,7 +24,6 @@ class TimedAnswers:
     not_asked: tuple[str, ...]
     """Ids of questions without a measured request, because there were fewer requests than prompts."""
     settings: Mapping[str, Any]
-    """Settings of the load run."""
     protocol: str
 
 
@@ -40,7 +39,8 @@ def timed_answers(
     answers: list[AnsweredQuestion] = []
     times: Counter[tuple[Any, ...]] = Counter()
     failed = 0
-    for id_, text in records.prompts.items():
+    for id_, prompt in records.prompts.items():
+        text = prompt["text"]
         if id_ in questions and text.removeprefix(prefix) != questions[id_].prompt.text:
             raise StageError(
                 f"row {id_!r}: the load run sent {text[:60]!r}, the row has {questions[id_].prompt.text[:60]!r}",

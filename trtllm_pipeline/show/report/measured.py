@@ -313,7 +313,7 @@ def _samples(events: Path, tokenizer: Path | None) -> dict[str, tuple[RequestSam
             key = result.load_key(each.record.get("concurrency"), each.record.get("request_rate"))
             times = (each.ttft_ms, each.e2e_ms, each.tpot_ms)
             sample = RequestSample(
-                each.record["prompt"], run.records.prompts[each.record["prompt"]], *times, each.output_tokens
+                each.record["prompt"], run.records.prompts[each.record["prompt"]]["text"], *times, each.output_tokens
             )
             samples_by_level.setdefault(key, []).append(sample)
     return {key: tuple(samples) for key, samples in samples_by_level.items()}

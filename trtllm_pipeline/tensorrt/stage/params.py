@@ -432,14 +432,14 @@ class PerfParams(Parameters):
         None,
         ge=1,
         le=MOST_REQUESTS,
-        null=f"{windows.LEVEL_DEFAULTS.requests_each} for each in flight, at least {windows.LEVEL_DEFAULTS.least_requests}",
+        null=f"{windows.DEFAULT_REQUESTS_EACH} for each in flight, at least {windows.DEFAULT_LEAST_REQUESTS}",
     )
     level_budget_s: float | None = later(
         "time after which a level starts no further request; requests in flight end normally [s]",
         None,
         gt=0,
         le=1e9,
-        null=f"{windows.LEVEL_DEFAULTS.budget_s:g} s, or no limit if requests is given",
+        null=f"{windows.DEFAULT_BUDGET_S:g} s, or no limit if requests is given",
     )
     warmup_requests: int | None = param(
         "requests before each level, not measured",

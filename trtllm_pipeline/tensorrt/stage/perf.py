@@ -82,8 +82,7 @@ def load_plan(
     """
     from trtllm_pipeline.measure import Exporters, Load, LoadPlan, stopping
 
-    plan = LoadPlan(target=target, load=Load(), expected=expected)
-    engine = plan.engine
+    engine = expected.limits
     max_tokens = params.max_tokens or _output_length(engine) or MAX_TOKENS
     built_in = dataset_file.data_file(prompts.BUILT_IN_PROMPTS, Path())
     given = None if input_data == built_in else input_data
@@ -97,8 +96,8 @@ def load_plan(
     settings = {**to_json(replace(params, max_tokens=max_tokens)), "declared": dict(expected.declared)}
     chosen: dict[str, session.Option | None] = {"top_k": params.top_k, "top_p": params.top_p}
     sampling = {name: value for name, value in chosen.items() if value is not None}
-    return replace(
-        plan,
+    return LoadPlan(
+        expected=expected,
         target=replace(
             target,
             timeout_s=params.request_timeout_s,

@@ -34,6 +34,20 @@ async def serving(pages: dict[bytes, bytes] | bytes, act: object) -> object:
         return await act(f"{host}:{port}")  # type: ignore[operator]
 
 
+def refused(pages: dict[bytes, bytes] | bytes, protocol: str) -> ServerError:
+    """The error of a client that enters a server with `pages`."""
+
+    async def ask(address: str) -> ServerError:
+        with pytest.raises(ServerError) as caught:
+            async with Target.at(address, protocol, "m", max_tokens=1, timeout_s=60).client():
+                pass
+        return caught.value
+
+    error = asyncio.run(serving(pages, ask))
+    assert isinstance(error, ServerError)
+    return error
+
+
 @pytest.mark.parametrize(
     ("pages", "kind"),
     [
@@ -66,36 +80,16 @@ def test_what_a_server_is(pages: dict[bytes, bytes] | bytes, kind: str | None) -
 def test_the_wrong_protocol_is_told_with_the_right_one(
     pages: dict[bytes, bytes] | bytes, asked: str, told: str, hint: str
 ) -> None:
-    async def ask(address: str) -> ServerError:
-        with pytest.raises(ServerError) as caught:
-            async with Target.at(address, asked, "m", max_tokens=1, timeout_s=60).client():
-                pass
-        return caught.value
-
-    error = asyncio.run(serving(pages, ask))
-    assert isinstance(error, ServerError)
+    error = refused(pages, asked)
     assert told in error.message
     assert (error.hint, error.failure) == (hint, FailureClass.USER)
 
 
 def test_a_server_of_http_that_is_not_known_is_told_from_grpc() -> None:
-    async def ask(address: str) -> ServerError:
-        with pytest.raises(ServerError) as caught:
-            async with Target.at(address, "grpc", "m", max_tokens=1, timeout_s=60).client():
-                pass
-        return caught.value
-
-    error = asyncio.run(serving({}, ask))
-    assert isinstance(error, ServerError)
+    error = refused({}, "grpc")
     assert error.message.endswith("the port speaks HTTP/1.1, not gRPC")
     assert error.hint == "give the gRPC port or --protocol http"
 
 
 def test_a_server_that_is_what_was_asked_keeps_its_own_error() -> None:
-    async def ask(address: str) -> str:
-        with pytest.raises(ServerError) as caught:
-            async with Target.at(address, "http", "m", max_tokens=1, timeout_s=60).client():
-                pass
-        return caught.value.message
-
-    assert "HTTP status 404" in str(asyncio.run(serving({b"/v2": TRITON}, ask)))
+    assert "HTTP status 404" in refused({b"/v2": TRITON}, "http").message

@@ -32,7 +32,6 @@ from trtllm_pipeline.measure.client.triton import (
     ServedModel,
     failure_class,
     infer_request,
-    num_output_tokens,
     text_output,
     token_count,
 )
@@ -110,12 +109,12 @@ def test_counts_are_asked_for_where_they_can_be() -> None:
 
 def test_counts_are_found_by_name_raw_or_typed() -> None:
     response = service_pb2.ModelInferResponse()
-    assert num_output_tokens(response) is None
+    assert token_count(response, "num_output_tokens") is None
     response.outputs.add(name="text_output")
     response.outputs.add(name="num_output_tokens").contents.int_contents.append(3)
-    assert num_output_tokens(response) == 3
+    assert token_count(response, "num_output_tokens") == 3
     response.raw_output_contents.extend([b"", b"\x02\x01\0\0"])
-    assert num_output_tokens(response) == 258
+    assert token_count(response, "num_output_tokens") == 258
 
 
 @pytest.mark.parametrize(("text", "count"), [(b"258", 258), (b"0", 0), (b"0.5", None), (b"", None), (b"-1", None)])
@@ -183,6 +182,12 @@ def test_options_the_model_lacks_are_named() -> None:
     with pytest.raises(ServerError, match="ensemble has no input seed; it has max_tokens, text_input, top_k"):
         MODEL.tensors(GenerationRequest("x", 1, {"seed": 3}), stream=False)
     assert "stream" not in MODEL.tensors(GenerationRequest("x", 1), stream=True)
+    # The name that was asked for, not that of another release.
+    with pytest.raises(ServerError, match="has no input random_seed;"):
+        MODEL.tensors(GenerationRequest("x", 1, {"random_seed": 3}), stream=False)
+    with pytest.raises(ServerError, match="has no input min_tokens;") as caught:
+        MODEL.tensors(GenerationRequest("x", 1, {"min_tokens": 1}), stream=False)
+    assert "settings.serve.frontend: trtllm_serve" in str(caught.value.hint)
 
 
 # The three sets of names: the five models', theirs since 0.20, and the llmapi model's.
@@ -206,11 +211,6 @@ def test_requests_use_the_names_that_a_model_has(names: tuple[str, ...]) -> None
     assert model.tensors(GenerationRequest("hi", 8, options), stream=True) == {**unary, names[-1]: True}
     request = infer_request(model, model.tensors(GenerationRequest("hi", 8, options), stream=True), request_id="1")
     assert {tensor.name for tensor in request.inputs} == inputs.keys()
-
-
-def test_a_name_of_another_release_is_refused_under_the_name_that_was_asked_for() -> None:
-    with pytest.raises(ServerError, match="has no input random_seed;"):
-        MODEL.tensors(GenerationRequest("x", 1, {"random_seed": 3}), stream=False)
 
 
 def test_text_output_is_found_by_name_raw_or_typed() -> None:

@@ -266,11 +266,9 @@ def test_messages_are_the_same_prompts_whatever_a_models_template_makes_of_them(
 
 
 def test_what_was_recorded_while_measuring_is_in_the_result(tmp_path: Path) -> None:
-    made = write(tmp_path / "events.jsonl", request(1, [(50, " a")]))
-    lines = [json.loads(line) for line in made.read_text().splitlines()]
-    lines[0]["anchor"] = {"monotonic_ns": 5, "unix_ns": 1_790_000_000_000_000_000}
-    lines.insert(1, {"type": "conditions", "system": {"cpu": "X"}, "workload": {"prompts": 3}})
-    made.write_text("".join(json.dumps(line) + os.linesep for line in lines))
+    recorded = {"type": "conditions", "system": {"cpu": "X"}, "workload": {"prompts": 3}}
+    anchor = {"monotonic_ns": 5, "unix_ns": 1_790_000_000_000_000_000}
+    made = write(tmp_path / "events.jsonl", recorded, request(1, [(50, " a")]), anchor=anchor)
     conditions = Conditions.read(analyze(made, None))
     assert conditions == Conditions(1_790_000_000.0, {"cpu": "X"}, {"prompts": 3})
     assert Conditions.read(conditions.to_json()) == conditions

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,11 +30,8 @@ class Run:
     def findings(self, folder: Path, gate: str) -> list[dict[str, Any]]:
         texts = [{"type": "prompt", "id": id_, "text": text} for id_, text in self.prompts.items()]
         server = ({**ALIVE, "at": "start"}, {**self.server_at_end, "at": "end"})
-        path = write(folder / "e", *texts, *self.records, server=server)
-        header, prompt, *others = map(json.loads, path.read_text().splitlines())
-        header["settings"] = self.settings
-        prompt |= {} if self.made_for is None else {"input_tokens": self.made_for}
-        path.write_text("".join(json.dumps(record) + "\n" for record in (header, prompt, *others)))
+        prompt = {} if self.made_for is None else {"input_tokens": self.made_for}
+        path = write(folder / "e", *texts, *self.records, server=server, prompt=prompt, settings=self.settings)
         return [each for each in analyze(path, Words())["findings"] if each["check"] == gate]
 
 
@@ -58,16 +54,19 @@ def scheduled(late_ms: float) -> Run:
     return Run([due(at, sent, [(sent + 20, " a")]) for at, sent in times])
 
 
-def queued(model: str) -> Run:
-    """9 ms of 40."""
-    counts = {model: {"requests": 1, "queue_us": 9e3}}
-    return Run([answer(0), {"type": "triton", "concurrency": 1, "repeat": 0, "models": counts}])
+def queued(model: str, ms: float = 9.0, *, streamed: bool = True) -> Run:
+    """A request of 40 ms, or of 30 ms in one response, with its wait in front of a model."""
+    counts = {model: {"requests": 1, "queue_us": ms * 1e3}}
+    record = answer(0) if streamed else at_once()
+    return Run([record, {"type": "triton", "concurrency": 1, "repeat": 0, "models": counts}])
 
 
 def tried(requests: int) -> Run:
+    """A rate of a search, with four more requests of the warm-up."""
     rate = {"concurrency": None, "request_rate": 100.0}
     probed = {"type": "probed", **rate, "repeat": 0}
-    return Run([probed, *(moved(answer(0, **rate), 100 * number) for number in range(requests))])
+    warm = [moved(answer(0, phase="warmup", prompt="w", **rate), 100 * number) for number in range(4)]
+    return Run([probed, *warm, *(moved(answer(0, **rate), 100 * number) for number in range(4, 4 + requests))])
 
 
 def held(waiting: int, of: int) -> Run:
@@ -155,7 +154,7 @@ BOTH_WAYS: Final[dict[str, tuple[Run, Run]]] = {
         Run([answer(0)], {"rows_left_out": "p.jsonl: rows left out: 1 of 2"}),
         Run([answer(0)], {"rows_left_out": ""}),
     ),
-    "server_queue": (queued("preprocessing"), queued("tensorrt_llm")),
+    "server_queue": (queued("preprocessing", 4.5), queued("preprocessing", 3.5)),
     "roofline": (
         Run([answer(0, 9) | {"max_tokens": 9}, roofline(10.1)]),
         Run([answer(0, 9) | {"max_tokens": 9}, roofline(9.9)]),
@@ -197,6 +196,9 @@ def test_a_gate_speaks_and_is_silent(tmp_path: Path, gate: str) -> None:
         ("exported_gpus", lambda: exported(LEAST_READINGS, "here:9400: cannot be read"), "warning"),
         ("far_lengths", lambda: BOTH_WAYS["far_lengths"][0], "warning"),
         ("far_lengths", lambda: ended_early(7), "warning"),
+        ("warmup", lambda: BOTH_WAYS["warmup"][0], "warning"),
+        ("schedule", lambda: scheduled(2), "warning"),
+        ("schedule", lambda: scheduled(60), "invalid"),
         ("failures", lambda: failing(1, 100), "warning"),
         ("failures", lambda: failing(2, 100), "invalid"),
         ("client_cpu", lambda: Run([answer(0), client(cpu=0.81, wall_ms=900)]), "warning"),
@@ -282,12 +284,24 @@ def test_short_outputs_are_natural_for_real_prompts(tmp_path: Path, run: Run) ->
     assert run.findings(tmp_path, "far_lengths") == []
 
 
-def test_chunks_of_a_response_wait_at_the_same_time(tmp_path: Path) -> None:
-    """So the sum of their waits may exceed the latency, and is not the wait of a request."""
-    (streamed,) = queued("postprocessing").findings(tmp_path, "server_queue")
-    assert streamed["message"].startswith("the chunks of a response waited 9.0 ms in total for postprocessing")
-    (once,) = queued("preprocessing").findings(tmp_path, "server_queue")
-    assert once["message"].startswith("requests waited 9.0 ms for preprocessing, with a median latency of ")
+@pytest.mark.parametrize(
+    ("run", "waited", "advice"),
+    [
+        (queued("preprocessing"), "requests waited 9.0 ms", "raise settings.repository.preprocessing_instances"),
+        (queued("postprocessing", streamed=False), "requests waited 9.0 ms", "postprocessing_instances"),
+        (queued("postprocessing"), "the chunks of a response waited 9.0 ms in total", "would reorder them"),
+    ],
+)
+def test_a_queue_is_told_with_what_helps(tmp_path: Path, run: Run, waited: str, advice: str) -> None:
+    """Chunks of a response wait at the same time, so the sum of their waits is not the wait of a request."""
+    (finding,) = run.findings(tmp_path, "server_queue")
+    assert finding["severity"] == "warning"
+    assert finding["message"].startswith(waited)
+    assert finding["message"].endswith(advice)
+
+
+def test_requests_may_wait_for_a_place_in_the_batch(tmp_path: Path) -> None:
+    assert queued("tensorrt_llm", 50.0).findings(tmp_path, "server_queue") == []
 
 
 @pytest.mark.parametrize(("echoes", "severity"), [(0, None), (1, "warning"), (2, "invalid"), (3, "invalid")])

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from tests.helpers.chat_models import write_model
@@ -19,7 +19,7 @@ from trtllm_pipeline.measure.load import prompts
 from trtllm_pipeline.measure.load.conditions import prompts_digest
 from trtllm_pipeline.measure.load.load import warmup_prompt
 from trtllm_pipeline.measure.load.prompts import Prompt, chat_renderer, read_prompts
-from trtllm_pipeline.measure.load.workloads import CORPUS, Workload, made
+from trtllm_pipeline.measure.load.workloads import Workload, made
 from trtllm_pipeline.tensorrt.stage.base import Stage
 from trtllm_pipeline.tensorrt.stage.params import PerfParams
 from trtllm_pipeline.tensorrt.toolchains.common_stages import ACCURACY, PERF, SCORE
@@ -179,21 +179,6 @@ def test_a_line_ends_at_a_line_feed_only(tmp_path: Path) -> None:
     assert [prompt.text for prompt in read_prompts(path)] == ["one\u2028two\x85three", "four"]
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    """Byte-level BPE with a token at the front of every text, as many models have."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=900, initial_alphabet=alphabet, special_tokens=["<s>"], show_progress=False
-    )
-    tokenizer.train([str(CORPUS)], trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    return tokenizer
-
-
 @pytest.mark.parametrize("length", [2, 17, 256, pytest.param(12_000, marks=pytest.mark.thorough)])
 def test_prompts_have_the_length_asked_for(tokenizer: Tokenizer, length: int) -> None:
     prompts = made(tokenizer, Workload(input_tokens=length, prompts=6, seed=4))
@@ -244,13 +229,10 @@ def test_images_are_seen_in_an_array_and_in_a_table_too(tmp_path: Path) -> None:
 
 def test_cells_of_a_csv_file_may_be_empty_and_numbers(tmp_path: Path) -> None:
     table = tmp_path / "rows.csv"
-    table.write_text("input,output,stop_words,max_tokens\nHello,,,\nBye,now,x,8\n")
-    assert [(each.references, each.stop_words, each.max_tokens) for each in prompts.read_prompts(table)] == [
-        ((), (), None),
-        (("now",), ("x",), 8),
-    ]
-    table.write_text("input,max_tokens\nHello,many\n")
-    with pytest.raises(MatrixError, match="expected a positive integer, got 'many'"):
+    table.write_text("id,input,output,stop_words,max_tokens\na,Hello,,,\nb,Bye,now,x,8\n")
+    assert prompts.read_prompts(table) == (Prompt("a", "Hello"), Prompt("b", "Bye", 8, ("now",), ("x",)))
+    table.write_text("input,max_tokens\nHello,\nHello,many\n")
+    with pytest.raises(MatrixError, match="row 2: max_tokens: expected a positive integer, got 'many'"):
         prompts.read_prompts(table)
 
 

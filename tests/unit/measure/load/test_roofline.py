@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def test_a_cpu_may_beat_our_own_reading_of_it(tmp_path: Path, monkeypatch: pytes
 
 
 def test_no_engine_is_no_limit(tmp_path: Path) -> None:
-    assert limit(tmp_path).to_json() == {
+    assert asdict(limit(tmp_path)) == {
         "pass_s": None,
         "weight_bytes": None,
         "reason": "the engine's config.json: it is missing",
@@ -188,7 +189,7 @@ def test_a_hugging_face_folder_that_is_damaged_is_not_known(tmp_path: Path) -> N
 def test_a_model_runs_on_gpus_where_there_are_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = hugging_face(tmp_path, LLAMA, {"a": 500_000})
     monkeypatch.setattr(roofline, "gpu_bandwidth", lambda: (1e9, "NVML"))
-    assert limit(folder, tp=2).to_json() == {"pass_s": 5e-4, "weight_bytes": 10**6, "reason": "2 x 1 GB/s by NVML"}
+    assert asdict(limit(folder, tp=2)) == {"pass_s": 5e-4, "weight_bytes": 10**6, "reason": "2 x 1 GB/s by NVML"}
     monkeypatch.setattr(roofline, "gpu_bandwidth", lambda: (None, ""))
     monkeypatch.setattr(roofline, "cpu_bandwidth", lambda _size: 1e9)
     assert limit(folder).pass_s == pytest.approx(1e-3 / roofline.CPU_MARGIN)

@@ -13,6 +13,7 @@ from trtllm_pipeline.measure.load.stats import (
     CONFIDENCE,
     PERCENTILES,
     RESAMPLES,
+    STATISTICS,
     batch_interval,
     crossing_interval,
     mean_interval,
@@ -57,16 +58,6 @@ def test_intervals_of_one_measurement_hold_the_truth() -> None:
     assert percentile_interval(range(1000), 0.99) is not None
     assert batch_interval([1.0, 9.0]) is None, "it would reach 0"
     assert repeats_interval([100.0, 101.0]) is None
-
-
-def test_no_samples_give_no_numbers() -> None:
-    got = summary([])
-    assert got.pop("n") == 0
-    assert set(got.values()) == {None}
-
-
-def test_no_values_have_no_interval() -> None:
-    assert mean_interval([], low=0, high=1) is None
 
 
 def test_the_interval_of_right_and_wrong_is_near_the_normal_one() -> None:
@@ -131,6 +122,8 @@ def test_a_share_that_hardly_falls_with_the_rate_gives_no_interval(last: int) ->
 
 
 def test_too_little_gives_no_interval() -> None:
+    assert summary([]) == {"n": 0, **dict.fromkeys(STATISTICS)}
+    assert mean_interval([], low=0, high=1) is None
     assert paired_change([1.0], [2.0]) is None
     assert paired_change([1.0, 2.0], [1.0]) is None
     assert unpaired_change([1.0], [2.0, 3.0]) is None

@@ -172,21 +172,33 @@ def test_bisection_finds_the_known_rate_of_a_queue() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "low", "high", "words"),
+    ("rate", "low", "high", "reason", "words"),
     [
-        (7.2, 7.0, 7.6, "7.2 requests/s meet ttft 300 ms for 99.5% of requests (95% interval 7 to 7.6)"),
-        (7.2, 7.2, None, "7.2 requests/s meet ttft 300 ms for 99.5% of requests (no higher rate was tried)"),
-        (None, None, 5.0, "no rate tried meets ttft 300 ms for 99.5% of requests; the lowest was 5/s"),
+        (7.2, 7.0, 7.6, None, "7.2 requests/s meet ttft 300 ms for 99.5% of requests (95% interval 7 to 7.6)"),
+        (7.2, 7.2, None, None, "7.2 requests/s meet ttft 300 ms for 99.5% of requests (no higher rate was tried)"),
+        (None, None, 5.0, None, "no rate tried meets ttft 300 ms for 99.5% of requests; the lowest was 5/s"),
         (
+            None,
             None,
             None,
             None,
             "unknown rate at which 99.5% of requests meet ttft 300 ms: the search was cut short at 5/s",
         ),
+        (
+            None,
+            None,
+            None,
+            "too few requests",
+            "unknown rate at which 99.5% of requests meet ttft 300 ms: too few requests",
+        ),
     ],
 )
-def test_the_highest_rate_in_words(rate: float | None, low: float | None, high: float | None, words: str) -> None:
-    assert str(HighestRate(0.995, {"ttft": 300.0}, rate, low, high, {"5": {}, "12": {}})) == words
+def test_the_highest_rate_in_words(
+    rate: float | None, low: float | None, high: float | None, reason: str | None, words: str
+) -> None:
+    highest = HighestRate(0.995, {"ttft": 300.0}, rate, low, high, {"5": {}, "12": {}}, reason)
+    assert str(highest) == words
+    assert read_record(HighestRate, json.loads(json.dumps(asdict(highest)))) == highest
 
 
 def test_a_sharp_limit_is_found_within_a_step() -> None:
@@ -225,14 +237,6 @@ def test_a_rate_that_is_tried_lasts_until_a_queue_would_be_long() -> None:
     assert len(level.measured) == 1400
 
 
-def test_a_rate_that_is_not_known_says_why() -> None:
-    highest = HighestRate(0.95, {"ttft": 300.0}, None, None, None, {"5": {}}, "16 requests at a rate, 300 are needed")
-    assert str(highest) == (
-        "unknown rate at which 95% of requests meet ttft 300 ms: 16 requests at a rate, 300 are needed"
-    )
-    assert read_record(HighestRate, json.loads(json.dumps(asdict(highest)))) == highest
-
-
 def test_a_rate_that_was_asked_for_is_not_mixed_up_with_one_that_is_tried() -> None:
     (level,) = Rounds(Load(request_rate=(1.0,), requests=8), PROMPTS, StopRule(), 0.95).next(LoadProgress())
     assert level.request_rate == pytest.approx(1.001)
@@ -247,7 +251,7 @@ def found_concurrency(
     """Lower and upper bound, saturation, and all that was tried, of a server that answers alike."""
     search, tried = ConcurrencySearch(wanted=0.95), list(start)
     for _ in range(100):
-        probes = [Probe(each, ((kept(each),) * 200,), rps(each)) for each in tried]
+        probes = [Probe(each, ((kept(each),) * 200,), (rps(each),)) for each in tried]
         chosen = search.next(probes)
         if chosen is None:
             return *search.bounds(probes), search.saturated(probes), tried
@@ -281,10 +285,10 @@ def test_a_search_ends_at_saturation_or_at_the_most() -> None:
 def test_requested_levels_count_and_more_rounds_of_them_stay_levels() -> None:
     rounds = Rounds(Load(concurrency=(4,), requests=8), PROMPTS, StopRule(), None, 0.95)
     assert rounds.open_end
-    unsure = Probe(4, ((True,) * 19 + (False,),), 10.0)
+    unsure = Probe(4, ((True,) * 19 + (False,),), (10.0,))
     (again,) = rounds.next(LoadProgress((), (), (unsure,)))
     assert (again.concurrency, again.repeat, again.probes) == (4, 1, False)
-    (more,) = rounds.next(LoadProgress((), (), (Probe(4, ((True,) * 200,), 10.0),)))
+    (more,) = rounds.next(LoadProgress((), (), (Probe(4, ((True,) * 200,), (10.0,)),)))
     assert (more.concurrency, more.request_rate, more.repeat, more.probes) == (8, None, 0, True)
     assert len(more.measured) >= 24, "three waves"
 

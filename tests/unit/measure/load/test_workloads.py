@@ -253,12 +253,6 @@ def test_rows_of_tables(tmp_path: Path) -> None:
     talks = tmp_path / "talks.parquet"
     parquet.write_table(pyarrow.Table.from_pylist([TALK]), talks)
     assert len(read_prompts(talks, render, turns=2)) == 2
-    table = tmp_path / "rows.csv"
-    table.write_text("input,id\nWhy?,a\nHow?,b\n")
-    assert [(prompt.id, prompt.text) for prompt in read_prompts(table)] == [("a", "Why?"), ("b", "How?")]
-    table.write_text('input,id\nWhy?,a\n"",b\n')
-    with pytest.raises(MatrixError, match="row 2"):
-        read_prompts(table)
 
 
 def test_turns_of_own_messages(tmp_path: Path) -> None:

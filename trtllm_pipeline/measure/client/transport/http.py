@@ -37,11 +37,9 @@ class Parser:
         self.status = 0
         """Set once the header is complete."""
         self.headers_ns: int | None = None
-        """When the header was complete."""
         self.latest_ns = 0
         """When the last bytes arrived."""
         self.began = False
-        """True once any byte has arrived."""
         self.complete = False
         self.keep_alive = True
         """True if another request may follow on this connection."""
@@ -171,11 +169,9 @@ class Connection:
 
     @property
     def late_ns(self) -> int:
-        """Delay between arrival and reading of the last bytes."""
         return 0 if self._socket is None else self._socket.late_ns
 
     def pause(self) -> None:
-        """Pause reading because the consumer is slow."""
         if self._socket is not None:
             self._socket.pause()
 
