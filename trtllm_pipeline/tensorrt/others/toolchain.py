@@ -408,10 +408,13 @@ def _toolchain(name: str) -> Toolchain:
         DOWNLOAD, read=_download, contents=lambda cell: _download(cell).content, needs=_downloading, takes=_download_s
     )
     convert = replace(embedded.CONVERT, applies=lambda cell, _machine: command.uses(cell, GGUF), of=EMBEDDED)
-    serve = launch(
-        LaunchOpenAi,
-        "trtllm_pipeline.tensorrt.others.server:run",
-        "trtllm_pipeline.tensorrt.others.server:starter",
+    serve = replace(
+        launch(LaunchOpenAi),
+        summary="start a server and keep it running",
+        program="trtllm_pipeline.tensorrt.others.server:run",
+        starter="trtllm_pipeline.tensorrt.others.server:starter",
+        read=_read,
+        settle=partial(_with_version, () if known is None else tuple(known.version)),
         inputs={"checkpoint": "convert", command.MODEL: "download"},
         optional=frozenset({"checkpoint", command.MODEL}),
         identity=("gpu", "cpu"),
@@ -421,12 +424,6 @@ def _toolchain(name: str) -> Toolchain:
         needs=_needs,
         expected_s=30.0 if known is None else known.start_s,
         takes=lambda cell, _machine: source_bytes(cell) / READ if _reads_weights(cell) else 0.0,
-    )
-    serve = replace(
-        serve,
-        summary="start a server and keep it running",
-        read=_read,
-        settle=partial(_with_version, () if known is None else tuple(known.version)),
     )
     return Toolchain(
         name=name,

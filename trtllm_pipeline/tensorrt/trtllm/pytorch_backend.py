@@ -8,6 +8,7 @@ download -> quantize (to a Hugging Face checkpoint, or not at all) -> repository
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -260,15 +261,12 @@ TOOLCHAIN: Final = Toolchain(
         *companions.FETCH_ADAPTERS,
         QUANTIZE,
         REPOSITORY,
-        backends.launching(
-            "pytorch",
-            {
-                "repository": "repository",
-                "model": ("quantize", "download"),
-                **{name: name for name in companions.NAMES},
-            },
-            _server,
-            needs.serving,
+        replace(
+            backends.launching("pytorch"),
+            inputs={"repository": "repository", **REPOSITORY.inputs},
+            optional=REPOSITORY.optional,
+            starts=_server,
+            needs=needs.serving,
             expected_s=60.0,
             takes=durations.loading,
         ),
