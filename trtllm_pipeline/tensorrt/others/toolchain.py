@@ -254,7 +254,7 @@ def _held(cell: Cell) -> tuple[int, int]:
     cache = "fp8" if cell.precision == AS_IS and form in FP8_CACHES else None
     weights, request = least_bytes(
         shape,
-        precision=computed(cell.precision, cell.recipe),
+        precision=computed(cell),
         kv=cache,
         tp=cell.tp,
         pp=cell.pp,

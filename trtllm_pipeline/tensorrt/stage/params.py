@@ -62,11 +62,6 @@ class Param:
     of_matrix: bool = False
     """Set by a matrix only. The stage's command has no option for it."""
 
-    @property
-    def unset(self) -> str:
-        """The meaning of None, in words."""
-        return self.null
-
 
 IfSet = partial(Param, key_with=ITSELF)
 """A parameter that is in the key only if it is set."""

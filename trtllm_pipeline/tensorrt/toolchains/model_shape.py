@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Final
 
-from trtllm_pipeline.base import Json
+from trtllm_pipeline.base import Cell, Json
 from trtllm_pipeline.models import AS_IS
 
-_WEIGHT_BITS: Final = {
+WEIGHT_BITS: Final = {
     "fp32": 32.0,
     "fp16": 16.0,
     "bf16": 16.0,
@@ -238,18 +238,13 @@ _SHAPES: Final[dict[int, tuple[Mapping[str, Json], Shape]]] = {}
 """Keyed by identity. The recipe is kept as well, so that its identity stays unique."""
 
 
-def weight_bits(precision: str) -> float:
-    """Bits per weight of a quantized layer, including its scales."""
-    return _WEIGHT_BITS[precision]
-
-
 def weights_bytes(shape: Shape, precision: str, tp: int, pp: int) -> int:
     """Weights on one GPU, in bytes: `(quantized * bits + V*h * 16) / 8 / (tp * pp)`. Embeddings are not quantized.
 
     Source: TensorRT-LLM's memory reference, `parameters * bytes / (tp * pp)`. Embeddings count once, and as if split,
     so this is a lower limit.
     """
-    bits = _WEIGHT_BITS[precision]
+    bits = WEIGHT_BITS[precision]
     embeddings = min(shape.vocab_size * shape.hidden_size, shape.weights)
     total_bits = (shape.weights - embeddings) * bits + embeddings * max(bits, 16.0)
     return int(total_bits / 8 / (tp * pp))
@@ -295,18 +290,18 @@ def least_bytes(
 ) -> tuple[int, int]:
     """Weights, KV cache and state of one request with `tokens` tokens, on one GPU, in bytes."""
     per_token = kv_bytes_per_token(shape, kv_element_bytes(precision, kv), tp // dp, pp)
-    copies = attention_copies(shape, tp, dp) / pp * _WEIGHT_BITS[precision] / 8
+    copies = attention_copies(shape, tp, dp) / pp * WEIGHT_BITS[precision] / 8
     return weights_bytes(shape, precision, tp, pp) + int(copies), per_token * tokens + state_bytes(shape, tp // dp, pp)
 
 
-def computed(precision: str, recipe: Mapping[str, Json]) -> str:
+def computed(cell: Cell) -> str:
     """The precision of a cell's weights in memory. For weights used as they are, the precision of their form.
 
     Forms without a name, such as compressed-tensors, count as 4 bits unless they name 8: a cell is not refused for memory that
     it may not need.
     """
-    form = recipe.get("quantization")
-    if precision != AS_IS or form is None:
-        return "bf16" if precision == AS_IS else precision
+    form = cell.recipe.get("quantization")
+    if cell.precision != AS_IS or form is None:
+        return "bf16" if cell.precision == AS_IS else cell.precision
     of_8_bits = str(form).startswith("fp8") or str(form).endswith("of 8 bits")
     return FORM_PRECISIONS.get(str(form), "fp8" if of_8_bits else "int4_awq")

@@ -83,7 +83,7 @@ def checkpoint_params(cell: Cell) -> dict[str, Any]:
     """The settings that determine a cell's checkpoint. Batch size and lengths do not."""
     return {
         "family": cell.recipe["family"],
-        "precision": computed(cell.precision, cell.recipe),
+        "precision": computed(cell),
         "quantization": prequantized.form_of(cell),
         "kv_cache_precision": kv_cache(cell) or NONE,
         "tp": cell.tp,

@@ -58,7 +58,7 @@ class Case:
     @property
     def precision(self) -> str:
         """Precision of the cell's weights in memory. For weights used as they are, according to their files."""
-        return computed(self.cell.precision, self.cell.recipe)
+        return computed(self.cell)
 
     @property
     def drafting(self) -> Drafting | None:

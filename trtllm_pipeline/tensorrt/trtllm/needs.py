@@ -20,13 +20,13 @@ from trtllm_pipeline.tensorrt.toolchains import companions, vision
 from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES
 from trtllm_pipeline.tensorrt.toolchains.companion_sizes import draft_bytes, draft_kv_bytes_per_token
 from trtllm_pipeline.tensorrt.toolchains.model_shape import (
+    WEIGHT_BITS,
     Shape,
     attention_copies,
     computed,
     kv_bytes_per_token,
     kv_element_bytes,
     state_bytes,
-    weight_bits,
     weights_bytes,
 )
 from trtllm_pipeline.tensorrt.trtllm import backends, commands
@@ -82,11 +82,6 @@ _COLLECTIVES_SHARED: Final = 64 << 20
 """Memory in /dev/shm for each of several ranks: an assumption."""
 
 
-def weights_of(cell: Cell) -> str:
-    """The precision of a cell's weights. If they are used as they are, according to their files."""
-    return computed(cell.precision, cell.recipe)
-
-
 def context_bytes(machine: Machine) -> int:
     """CUDA's own memory on each GPU, in bytes."""
     smallest = min((gpu.memory_bytes for gpu in machine.gpus), default=80 * GIB)
@@ -99,7 +94,7 @@ def engine_bytes(shape: Shape, precision_: str, tp: int, pp: int) -> int:
     The head is a separate array, even if a model ties it to the embedding. Each rank has a whole embedding and its part
     of the head. With several pipeline stages, the first has the embedding, the last the head.
     """
-    bits = weight_bits(precision_)
+    bits = WEIGHT_BITS[precision_]
     table = shape.vocab_size * shape.hidden_size * max(bits, 16.0) / 8
     layers = shape.layer_weights * bits / 8 / (tp * pp)
     return int(layers + (table + table / tp if pp == 1 else table))
@@ -112,7 +107,7 @@ def rank_bytes(shape: Shape, precision_: str, tp: int, pp: int, dp: int = 1) -> 
     A mixture's experts are split or distributed, which gives the same size. More GPUs than KV heads hold copies of
     their weights, and each of the `dp` groups of data parallel attention holds a copy of attention.
     """
-    bits = weight_bits(precision_)
+    bits = WEIGHT_BITS[precision_]
     share = -(-shape.num_hidden_layers // pp) / shape.num_hidden_layers
     copies = max(1 / shape.num_key_value_heads - dp / tp, 0.0) if shape.kv_lora_rank is None else 0.0
     keys = 2 * shape.kv_layers * shape.hidden_size * shape.head_dim * shape.num_key_value_heads * copies
@@ -207,19 +202,19 @@ def served(cell: Cell, machine: Machine) -> ServerParts:
     """
     shape, engines = Shape.of(cell.recipe), cell.toolchain == ENGINES
     split = (
-        engine_bytes(shape, weights_of(cell), cell.tp, cell.pp)
+        engine_bytes(shape, computed(cell), cell.tp, cell.pp)
         if engines
-        else rank_bytes(shape, weights_of(cell), cell.tp, cell.pp, cell.dp)
+        else rank_bytes(shape, computed(cell), cell.tp, cell.pp, cell.dp)
     )
     weights = int(split * _kept(cell))
     drafting, per_drafted = drafting_bytes(cell)
     beside = shape.tower_bytes + sum(companions.weights_bytes(cell, name) for name in companions.adapters(cell))
-    element = kv_element_bytes(weights_of(cell), kv_cache(cell))
+    element = kv_element_bytes(computed(cell), kv_cache(cell))
     tokens, batch = num_tokens(cell), cell.group_batch_size * beams(cell)
     if engines:
         rows = tokens if gathers_logits(cell) else batch
         shares = at_least(_release(machine), _SHARED_ROWS)
-        activations = engine_activation_bytes(shape, weights_of(cell), tokens, rows, cell.tp, cell.ep, shares=shares)
+        activations = engine_activation_bytes(shape, computed(cell), tokens, rows, cell.tp, cell.ep, shares=shares)
     else:
         activations = activation_bytes(shape, tokens, cell.tp, cell.ep)
     logits = logits_bytes(batch, shape, engines=engines)
@@ -265,7 +260,7 @@ def drafting_bytes(cell: Cell) -> tuple[int, int]:
     drafts = companions.speculation(cell)
     if drafts is not None and drafts["method"] == "mtp":
         shape = Shape.of(cell.recipe)
-        bits = weight_bits(weights_of(cell))
+        bits = WEIGHT_BITS[computed(cell)]
         layer = shape.layer_weights / shape.num_hidden_layers
         return int(layer * bits / 8), kv_bytes_per_token(shape, 2.0, cell.attention_tp, 1) // shape.kv_layers
     drafter = cell.companions.get(companions.DRAFT)
@@ -304,9 +299,9 @@ def serving_alone(cell: Cell, machine: Machine) -> Needs:
     shape = Shape.of(cell.recipe)
     loaded = 0
     if cell.toolchain == ENGINES and (_kept(cell) < 1 or not at_least(_release(machine), _STREAMED)):
-        loaded = ranks * engine_bytes(shape, weights_of(cell), cell.tp, cell.pp)
+        loaded = ranks * engine_bytes(shape, computed(cell), cell.tp, cell.pp)
     elif cell.toolchain != ENGINES:
-        loaded = weights_bytes(shape, weights_of(cell), 1, 1)  # the files, mapped while they are read
+        loaded = weights_bytes(shape, computed(cell), 1, 1)  # the files, mapped while they are read
         loaded += shape.tower_bytes + companions.weights_bytes(cell, companions.DRAFT)
     if companions.adapters(cell):
         cache = _number(repository.get("lora_cache_host_memory_bytes"))
@@ -353,7 +348,7 @@ def building(cell: Cell, machine: Machine) -> Needs:
     Every rank has a separate worker. Logs of three builds from 0.8 on are within 10% of it (docs/project/estimates.md).
     There is no known log of an engine that streams weights, whose GPU is smaller than they are.
     """
-    ranks, engine = cell.tp * cell.pp, engine_bytes(Shape.of(cell.recipe), weights_of(cell), cell.tp, cell.pp)
+    ranks, engine = cell.tp * cell.pp, engine_bytes(Shape.of(cell.recipe), computed(cell), cell.tp, cell.pp)
     return Needs(
         host=ranks * build_host_bytes(engine),
         gpu=engine + context_bytes(machine),
@@ -385,8 +380,8 @@ def checkpoint_bytes(cell: Cell) -> int:
     """A checkpoint, in bytes: quantized layers, embedding and head in 16 bits, and a separate head for engines."""
     shape = Shape.of(cell.recipe)
     if cell.toolchain == ENGINES:
-        return engine_bytes(shape, weights_of(cell), 1, 1)
-    bits = weight_bits(weights_of(cell))
+        return engine_bytes(shape, computed(cell), 1, 1)
+    bits = WEIGHT_BITS[computed(cell)]
     tables = shape.weights - shape.layer_weights
     return int((shape.layer_weights * bits + tables * max(bits, 16.0)) / 8) + shape.tower_bytes
 
@@ -397,7 +392,7 @@ def converting(cell: Cell, _machine: Machine) -> Needs:
     Based on how it works: it loads the whole model and creates one rank after another. No public figure was found.
     """
     shape = Shape.of(cell.recipe)
-    rank = weights_bytes(shape, weights_of(cell), cell.tp, cell.pp)
+    rank = weights_bytes(shape, computed(cell), cell.tp, cell.pp)
     return Needs(
         host=_RUNTIME + weights_bytes(shape, "bf16", 1, 1) + rank, leaves=checkpoint_bytes(cell), assumed=("host",)
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -115,12 +115,11 @@ def fill(
     *,
     release: str,
     required: Iterable[str] = (),
-    models: Sequence[str] = MODELS,
     change: Callable[[str, model_config.ModelConfig], None] = lambda _name, _config: None,
     images: bool = False,
 ) -> None:
-    """Write `models` into the directory `out`, filled from `all_models/inflight_batcher_llm` at `templates`. With
-    `images`, models in `all_models/multimodal` are taken from there.
+    """Write the models into the directory `out`, filled from `all_models/inflight_batcher_llm` at `templates`. With
+    `images`, those for images, and what `all_models/multimodal` has is taken from there.
 
     `change` may change each model, by its name, after it was filled.
 
@@ -128,7 +127,7 @@ def fill(
     the setting would have no effect; and for missing templates, a bare placeholder without a value, or a result that is
     not a ModelConfig.
     """
-    folders = {name: _folder(templates, name, images=images) for name in models}
+    folders = {name: _folder(templates, name, images=images) for name in (vision.MODELS if images else MODELS)}
     lacking = [name for name, folder in folders.items() if not (folder / model_config.FILE_NAME).is_file()]
     if lacking:
         raise StageError(
@@ -136,7 +135,7 @@ def fill(
             failure=FailureClass.USER,
             hint=f"name the all_models directory of TensorRT-LLM {release}: pipeline doctor shows the search path",
         )
-    texts = {name: (folders[name] / model_config.FILE_NAME).read_text(encoding="utf-8") for name in models}
+    texts = {name: (folders[name] / model_config.FILE_NAME).read_text(encoding="utf-8") for name in folders}
     check_required(required, _places(texts.values()), release)
     for name, text in texts.items():
         path = folders[name] / model_config.FILE_NAME
