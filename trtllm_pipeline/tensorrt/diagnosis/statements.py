@@ -189,9 +189,7 @@ def statements(lines: Sequence[str], noise: Container[int] = ()) -> list[Stateme
 
 
 def _with_neighbors(each: Statement, line: _Line, lines: Sequence[_Line], inside: set[int]) -> Statement:
-    """A statement of a line with the lines around it that belong to it: indented ones below, the code above an exception, and
-    the details of a validation error.
-    """
+    """A statement with its lines around: indented ones below, code above an exception, a validation error's details."""
     each = replace(each, last=max(each.last, _end(lines, line.index, inside)))
     if code := [*_code_above(lines, line)] if _compiled("exception").match(line.body) else []:
         each = replace(each, first=code[-1], raised=tuple(range(each.index, each.last + 1)), until=each.last)

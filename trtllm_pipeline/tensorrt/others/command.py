@@ -78,9 +78,7 @@ class KnownServer:
     gpu_share_with: str | None = None
     """The option without which it takes no share: transformers has a cache of fixed size only with it."""
     spills: bool = False
-    """True if it keeps weights that do not fit on its GPUs in host memory: `device_map="auto"` of transformers, `--fit`
-    of llama.cpp.
-    """
+    """True if weights beyond its GPUs stay in host memory: `device_map="auto"` of transformers, llama.cpp's `--fit`."""
 
 
 def _read() -> dict[str, KnownServer]:

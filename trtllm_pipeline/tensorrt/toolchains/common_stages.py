@@ -46,8 +46,7 @@ from trtllm_pipeline.tensorrt.toolchains.catalog import EMBEDDED, PYTORCH
 ENGINE: Final = ("build", "quantize", "download")
 """The stage whose result is served: an engine, or the weights themselves if no engine is built."""
 MODEL: Final = "model"
-"""The input with the model's own files: tokenizer, chat template. A manual run may omit it if the engine's directory has
-them."""
+"""The model's own files: tokenizer, chat template. A manual run may omit it if the engine's directory has them."""
 ASKED: Final = {"service": "launch", "engine": ENGINE, MODEL: "download", **{name: name for name in ADAPTERS}}
 """Inputs of every stage that sends requests to a server."""
 _ON_SERVER: Final = "--service service.json --engine engine --model model"

@@ -195,9 +195,7 @@ class Shape:
 
     @property
     def gated(self) -> bool:
-        """True if an MLP has three matrices, as in all models since Llama, rather than two. Inferred from its number of
-        weights.
-        """
+        """True if an MLP has three matrices, as in models since Llama, not two: inferred from its number of weights."""
         if self.num_experts or self.parameters is None:
             return True
         mlp = self.layer_weights / self.num_hidden_layers - self.attention_weights

@@ -162,9 +162,7 @@ def _parts(tile: Tile, widths: Widths, tp: int, ep: int, dp: int) -> Iterator[tu
 
 
 def grouped(tile: Tile, size: Json) -> Tile:
-    """`tile` with another group size, from a script's option or from the files. -1: all inputs of a layer are one
-    group.
-    """
+    """`tile` with another group size, from a script's option or the files. -1: all inputs of a layer are one group."""
     if not isinstance(size, int) or isinstance(size, bool):
         return tile
     return replace(tile, inputs=max(size, 1))

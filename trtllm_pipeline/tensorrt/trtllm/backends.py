@@ -303,9 +303,7 @@ def openai_program(machine: Machine) -> str:
 
 
 def _without_mpirun(cell: Cell, machine: Machine) -> str | None:
-    """Why mpirun cannot start the ranks of a cell's engine, for the launch or the engine's check. None if it can, or is
-    not needed.
-    """
+    """Why mpirun cannot start an engine's ranks, for the launch or its check. None if it can, or is not needed."""
     ranks = world_size(cell)
     served = cell.settings["serve"]["frontend"] == FRONTEND_TRITON
     if ranks == 1 or not (served or script(machine, RUN_SCRIPT)):

@@ -91,9 +91,7 @@ class _Arguments:
 
 
 def data_type(precision: str, family: str) -> str:
-    """Data type of everything that is not quantized: the precision's own, otherwise float16, or bfloat16 for Gemma,
-    which overflows.
-    """
+    """Data type of all that is not quantized: the precision's, else float16, or bfloat16 for Gemma, which overflows."""
     return PLAIN.get(precision, "bfloat16" if family.startswith("gemma") else "float16")
 
 
@@ -223,9 +221,7 @@ def takes_dataset(release: str) -> bool:
 
 
 def has_calibration_option(release: str) -> bool:
-    """True if `quantize.py` has an option for the calibration data, as since 0.10. In 0.10, it does not accept a
-    directory.
-    """
+    """True if `quantize.py` has an option for the calibration data: since 0.10, which does not accept a directory."""
     return not takes_dataset(release) or at_least(release, "0.11")
 
 

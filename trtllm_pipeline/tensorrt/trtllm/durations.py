@@ -40,9 +40,7 @@ _BATCH_EXPERT_S: Final = 1e-3
 _ROW_BY_ROW: Final = 14.0
 """Multiple of the lower bound for one row at a time, as in the release's script."""
 _SEARCHES: Final = 9
-"""Duration of AWQ, in forward passes: one for statistics, and one plus eleven candidates for the search, most of which
-are cheaper.
-"""
+"""AWQ in forward passes: one for statistics, one plus eleven candidates for the search, most of which are cheaper."""
 _SEARCH_KERNELS_S: Final = 50.0
 """Compiling its kernels, once per machine."""
 

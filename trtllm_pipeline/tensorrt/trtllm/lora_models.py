@@ -1,6 +1,4 @@
-"""LoRA adapters in the Triton models around an engine: whether it accepts an adapter, and the related parts of
-config.pbtxt.
-"""
+"""LoRA adapters in the Triton models around an engine: whether it accepts one, and their parts of config.pbtxt."""
 
 from __future__ import annotations
 

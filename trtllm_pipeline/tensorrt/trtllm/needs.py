@@ -49,9 +49,7 @@ _COLLECTIVES: Final = 392 << 20
 (systems/h800_sxm.yaml).
 """
 _ACTIVATIONS_ERROR: Final = 0.35
-"""Relative error of `activation_bytes`: activations needed a third more in the worst public log
-(docs/project/estimates.md).
-"""
+"""Relative error of `activation_bytes`: the worst public log needed a third more (docs/project/estimates.md)."""
 _VISUAL_ERROR: Final = 0.85
 """The same for visual engines, for which no log was found."""
 _WEIGHT_ONLY: Final = frozenset({"int8_wo", "int4_wo", "int4_awq", "w4a8_awq"})
