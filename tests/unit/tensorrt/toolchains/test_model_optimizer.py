@@ -65,11 +65,6 @@ def test_every_malformed_row_is_reported(tmp_path: Path) -> None:
     assert [fault.line for fault in caught.value.faults] == [2, 3, 4, 5, 6]
 
 
-def test_an_empty_set_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(MatrixError, match="no rows"):
-        read_rows(_file(tmp_path))
-
-
 def test_rows_are_drawn_by_seed_and_keep_their_order() -> None:
     rows = [Row(tokens=[index]) for index in range(50)]
     first, again, other = ([row.tokens for row in choose(rows, Selection(samples=10, seed=seed))] for seed in (1, 1, 2))

@@ -61,13 +61,14 @@ def names(folder: Path) -> set[str]:
 # ------------------------------------------------------------------------------------------------------- repositories
 
 
-def test_an_engine_in_triton_is_the_five_models(make: Make) -> None:
+def test_an_engine_in_triton_is_the_five_models(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     work = make(frontend="triton", max_batch_size=4, enable_kv_cache_reuse=True, options={}, parameters={})
     frontends.run_engine(work)
     assert names(work.out) == set(templates.MODELS)
     engine = model_config.string_parameters(model_config.read(work.out / "tensorrt_llm" / "config.pbtxt"))
     assert engine["gpt_model_path"] == str(work.inputs["engine"])
     assert engine["enable_kv_cache_reuse"] == "true"
+    assert capsys.readouterr().out.endswith(f"tensorrt_llm_bls for {work.inputs['engine']}\n")
 
 
 def test_an_engine_in_trtllm_serve_is_a_command_line(make: Make) -> None:
