@@ -318,6 +318,7 @@ def _starts(_cell: Cell, context: StageContext[LaunchOpenAi], _machine: Machine)
     return (argv(params, context.inputs, params.host, planned_ports(params)),)
 
 
+@lru_cache(maxsize=1)
 def _identity(machine: Machine) -> Mapping[str, Json]:
     return {**embedded.TOOLCHAIN.identity(machine), "gpu": probe.identity(machine)["gpu"]}
 
@@ -439,7 +440,7 @@ def _toolchain(name: str) -> Toolchain:
             _asking(TASKS),
         ),
         missing=lambda _machine: None,
-        identity=lru_cache(maxsize=1)(_identity),
+        identity=_identity,
         infeasible=_infeasible,
         numerics=_numerics,
         caveat=_caveat,

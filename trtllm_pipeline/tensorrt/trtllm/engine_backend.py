@@ -259,7 +259,7 @@ def _checkpoint(cell: Cell, *, calibrated: bool) -> Checkpoint:
 
 def _build_params(cell: Cell) -> EngineBuild:
     rank, modules = companions.lora_build(cell)
-    given = case.build_options(cell)
+    given, draft = case.build_options(cell), speculation.drafting(cell)
     own = {
         "max_batch_size": cell.max_batch_size,
         "max_input_len": companions.longest_prompt(cell),
@@ -268,7 +268,7 @@ def _build_params(cell: Cell) -> EngineBuild:
         "max_num_tokens": max(
             min(case.num_tokens(cell), cell.max_batch_size * (cell.isl + cell.osl)), case.least_tokens(cell)
         ),
-        **speculation.build_params(cell),
+        **({} if draft is None else {"speculative": draft.method, "max_draft_len": draft.length}),
         "max_lora_rank": rank,
         "lora_target_modules": modules,
         "max_multimodal_len": cell.max_batch_size * cell.isl if vision.sees(cell) else None,

@@ -54,11 +54,6 @@ def _quantized(cell: Cell) -> bool:
     return cell.precision != AS_IS and (cell.precision not in _UNQUANTIZED or case.kv_cache(cell) is not None)
 
 
-def _checkpoint(cell: Cell) -> HuggingFaceCheckpoint:
-    calibration = {"calibration": backends.calibration(cell)}
-    return load(HuggingFaceCheckpoint, backends.checkpoint_params(cell), calibration, cell.settings["quantize"])
-
-
 def _quantize(context: StageContext[HuggingFaceCheckpoint], machine: Machine) -> Sequence[Sequence[str]]:
     return (job.command(context, backends.quantizing_python(machine)),)
 
@@ -129,7 +124,12 @@ QUANTIZE: Final = Stage(
     inputs={"model": "download"},
     applies=lambda cell, _machine: _quantized(cell),
     params=HuggingFaceCheckpoint,
-    read=_checkpoint,
+    read=lambda cell: load(
+        HuggingFaceCheckpoint,
+        backends.checkpoint_params(cell),
+        {"calibration": backends.calibration(cell)},
+        cell.settings["quantize"],
+    ),
     file_names=("calibration_data",),
     files=backends.calibration_data,
     settle=with_true_samples,

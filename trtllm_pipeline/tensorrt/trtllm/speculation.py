@@ -97,12 +97,6 @@ def check_params(cell: Cell) -> dict[str, Any]:
     return {"speculative": draft.method, "lookahead": sizes}
 
 
-def build_params(cell: Cell) -> dict[str, Any]:
-    """Parameters that a method adds to a cell's engine."""
-    draft = drafting(cell)
-    return {} if draft is None else {"speculative": draft.method, "max_draft_len": draft.length}
-
-
 def drafter(cell: Cell) -> Cell | None:
     """The cell of the draft model that becomes a separate engine: like the cell, with the lengths of its requests.
 

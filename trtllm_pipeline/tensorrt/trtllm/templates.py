@@ -81,7 +81,10 @@ def values_of(
     """The values of the known placeholders that have one. `visual` is the directory of the visual engine of a model
     that accepts images. Raises StageError.
     """
-    values = {} if visual is None else _of_images(visual, tokenizer)
+    values: dict[str, str] = {}
+    if visual is not None:  # releases have two names for its directory
+        values = dict.fromkeys(("visual_model_path", "multimodal_model_path"), str(visual.absolute()))
+        values |= {"hf_model_path": str(tokenizer.absolute()), "max_num_images": "1"}
     for name, setting in SETTINGS.items():
         value = getattr(params, name)
         value = setting.usual if value is None else value
@@ -99,13 +102,6 @@ def values_of(
         "engine_dir": str(engine.folder.absolute()),
         "tokenizer_dir": str(tokenizer.absolute()),
     }
-
-
-def _of_images(visual: Path, model: Path) -> dict[str, str]:
-    """Parameters of a visual engine. Releases have two names for its directory."""
-    folder = str(visual.absolute())
-    values = {"visual_model_path": folder, "multimodal_model_path": folder, "hf_model_path": str(model.absolute())}
-    return {**values, "max_num_images": "1"}
 
 
 def fill(
