@@ -28,9 +28,9 @@ LORA_BUILD: Final = ("max_lora_rank", "lora_target_modules")
 """Options of trtllm-build that define the adapters an engine accepts."""
 _ATTENTION: Final = frozenset({"attn_q", "attn_k", "attn_v"})
 _OWN_LAYERS: Final = "num_nextn_predict_layers"
+"""Key in config.json and recipes: number of the model's draft layers."""
 _OF_DFLASH: Final = "dflash_config"
 """The section of a DFlash model's config.json. Source: the fields of DFlashDecodingConfig."""
-"""Key in config.json and recipes: number of the model's draft layers."""
 _OF_VOCABULARY: Final = frozenset({"embed_tokens", "lm_head"})
 _ROTARY_BASE: Final = 10000
 _PADDING: Final = 1024
