@@ -7,9 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.contexts import context
+from tests.helpers.adapters import write_tensors
 from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.base.errors import FailureClass, MatrixError, StageError
 from trtllm_pipeline.base.machine.model import Machine, TensorRTLLM
@@ -215,8 +217,8 @@ def test_without_scripts_the_worker_runs_under_the_python_of_tensorrt_llm(tmp_pa
 
 def test_a_hugging_face_checkpoint_is_looked_at(tmp_path: Path) -> None:
     work = context(HuggingFaceCheckpoint, {"precision": "fp8", "family": "llama"}, {}, {}, tmp_path, tmp_path)
-    header = json.dumps({"a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}).encode()
-    whole = len(header).to_bytes(8, "little") + header + bytes(4)
+    write_tensors(tmp_path / "model.safetensors", {"a": np.zeros(1, np.float32)})
+    whole = (tmp_path / "model.safetensors").read_bytes()
     quantized = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}
     stated = {"quantization": {"quant_algo": "FP8"}}
     (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")

@@ -199,7 +199,6 @@ def test_parameters_fill_other_placeholders(installed: Installed) -> None:
         ("0.8.0", {"decoding_mode": "top_k"}, r"known to have it from 0.10.0 on"),
         ("0.16.0", {"tokenizer_type": "llama"}, r"known to have it up to 0.8.0"),
         ("0.16.0", {"parameters": {"moon_phase": 1}}, "settings.repository.parameters.moon_phase: no template"),
-        ("0.16.0", {"parameters": {"engine_dir": "x"}}, "engine_dir: it follows from the engine and model"),
         ("0.16.0", {"parameters": {"decoupled_mode": "x"}}, "decoupled_mode: use settings.repository.decoupled"),
         ("0.16.0", {"max_batch_size": 9}, "max_batch_size is 9; expected 1 to 8, the engine's max_batch_size"),
         ("0.16.0", {"max_beam_width": 2}, "TRT405 beam-width: max_beam_width is 2, but the engine's is 1"),
