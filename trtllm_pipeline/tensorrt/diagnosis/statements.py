@@ -1,9 +1,8 @@
 """The errors in a log, by its form alone: which lines are statements of a failure, and which of them came first.
 
-No words of a particular failure are known here, only the forms in `data/statements.yaml`: Python's tracebacks and
-their chains, C++ exceptions and assertions, severities of loggers, errors of command lines, events of a cluster, the
-wrappers of Triton, executors, containers and clients around the words of others, and the consequences of another process's
-failure.
+No words of a particular failure are known here, only the forms in `data/statements.yaml`: Python's tracebacks and their
+chains, C++ exceptions and assertions, severities of loggers, errors of command lines, events of a cluster, the wrappers
+of Triton, executors, containers and clients around others' words, and consequences of another process's failure.
 """
 
 from __future__ import annotations

@@ -232,8 +232,7 @@ def has_own_engine(cell: Cell) -> bool:
 
 def unlike(cell: Cell, draft: Mapping[str, Any]) -> str | None:
     """Why a draft model, by its recipe or config.json, cannot draft for a cell's model, or None. Source: README of
-    examples/draft_target_model, which requires the same vocabulary. For PyTorch the tokens have to match, padding rows may
-    differ.
+    examples/draft_target_model, which requires the same vocabulary. For PyTorch, tokens must match, padding may differ.
     """
     ours, theirs = int(str(cell.recipe["vocab_size"])), draft.get("vocab_size")
     if not isinstance(theirs, int) or abs(ours - theirs) < (1 if cell.toolchain == ENGINES else _PADDING):

@@ -67,8 +67,7 @@ class Recurrent:
         return 3 * self.heads * self.head_dim + 2 * self.groups * self.state_size + self.heads
 
     def state_bytes(self, tp: int) -> int:
-        """State of one sequence in one layer on one GPU, in bytes: `2 (d + 2 g s) (conv_kernel - 1) + 4 d s`, divided
-        by `tp`.
+        """State of one sequence in one layer on one GPU, in bytes: `(2 (d + 2 g s) (conv_kernel - 1) + 4 d s) / tp`.
 
         The second part has 32 bits, as in the models' config.json (`mamba_ssm_dtype`). Releases that ignore it need
         half. Source: `get_states_bytes_per_layer` in config_utils.py of TensorRT-LLM's pyexecutor.
@@ -105,8 +104,7 @@ class Shape:
     vision_parameters: int | None = None
     recurrent: Recurrent | None = None
     weights: int = field(init=False, repr=False, compare=False)
-    """Number of weights: from the recipe, otherwise embedding and layers, and a separate head for a mixture of experts,
-    as in all known ones.
+    """Number of weights: the recipe's, or embedding and layers, and a separate head for a mixture, as all known have.
     """
     layer_weights: int = field(init=False, repr=False, compare=False)
     """Weights of the layers: without the embedding, and without a head that has separate weights."""

@@ -118,8 +118,7 @@ def cut(tile: Tile, widths: Widths, tp: int, ep: int = 1, dp: int = 1, *, precis
     """The width of a model whose part on each of `tp` ranks ends within a tile, and the largest smaller tp that fits,
     or None.
 
-    `ep` of the ranks share whole experts, and each of `dp` groups of them has all of the attention. Source: see the
-    tables.
+    `ep` ranks share whole experts; each of `dp` groups of them has all of the attention. Source: see the tables.
     """
     for name, width, ranks, multiple in _parts(tile, widths, tp, ep, dp):
         if width % (ranks * multiple):

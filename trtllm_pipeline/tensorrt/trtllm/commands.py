@@ -127,8 +127,7 @@ def _weight_only_option(family: str) -> str:
 def convert_checkpoint(
     release: str, params: Checkpoint, program: Sequence[str], *, model: str, output: str, draft: str | None = None
 ) -> list[str]:
-    """The family's `convert_checkpoint.py`: converts a Hugging Face directory to a checkpoint of all ranks, without
-    calibration.
+    """The family's `convert_checkpoint.py`: a Hugging Face directory becomes a checkpoint of all ranks, uncalibrated.
 
     `draft` is the directory of the heads that become part of it, which have a separate `convert_checkpoint.py`.
     """

@@ -1,8 +1,7 @@
 """Time of TensorRT-LLM's stages that depends on the model's size, in seconds: see
 `tensorrt/toolchains/time_estimates.py`.
 
-Figures of builds and conversions for comparison are in `tests/data/tensorrt_llm/durations.json`, those of quantizing in
-`quantizing.json`.
+For comparison: `tests/data/tensorrt_llm/durations.json` (builds and conversions) and `quantizing.json`.
 """
 
 from __future__ import annotations

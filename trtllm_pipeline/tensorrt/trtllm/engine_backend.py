@@ -1,5 +1,4 @@
-"""The engine backend of TensorRT-LLM, 0.8 to 1.2 and the candidates of 1.3: checkpoints become engines, Triton serves
-them.
+"""The engine backend of TensorRT-LLM, 0.8 to candidates of 1.3: checkpoints become engines, Triton serves them.
 
 download -> quantize or convert -> build -> check -> repository -> launch -> smoke, perf, accuracy -> trtllm_bench, if requested
          -> visual, of models that take images, instead of check
@@ -228,9 +227,7 @@ def _check_buildable(context: StageContext[EngineBuild]) -> None:
 
 
 def _is_known(cell: Cell) -> bool:
-    """True if the files that a cell's script reads are known. Options of a matrix may let it read more, and draft heads
-    have separate scripts.
-    """
+    """True if the files that a script reads are known: options may let it read more, draft heads have own scripts."""
     if cell.settings["quantize"]["options"] or companions.DRAFT in cell.companions:
         return False
     return releases.FAMILIES[str(cell.recipe["family"])].script in _LOOKED_AT

@@ -1,8 +1,7 @@
 """Memory and disk needs of TensorRT-LLM's stages: pure functions of a model's numbers, a cell and a machine.
 
-`model_shape.py` has the minimum for a server, which decides whether cells are refused. This module has the expected
-needs. Figures for comparison are in `tests/data/tensorrt_llm/memory.json`; `docs/project/estimates.md` has both in a
-table.
+`model_shape.py` has the minimum for a server, which decides whether cells are refused, this module the expected needs.
+Figures for comparison are in `tests/data/tensorrt_llm/memory.json` and `docs/project/estimates.md`.
 """
 
 from __future__ import annotations
@@ -144,12 +143,10 @@ def _mlp_width(shape: Shape, tp: int, ep: int, *, shares: bool) -> int:
 def engine_activation_bytes(
     shape: Shape, precision_: str, tokens: int, rows: int, tp: int, ep: int = 1, *, shares: bool = True
 ) -> int:
-    """The same for an engine ("execution context memory" in its log), which includes logits for `rows` tokens, in 16
-    bits.
+    """The same for an engine ("execution context memory" in its log), with logits for `rows` tokens in 16 bits.
 
     They share memory with the MLP, `2 * max(tokens * 4 * i / tp, rows * V) + 2 * tokens * 7 * h`. If only weights are
-    quantized, they share it with the workspace of cuBLAS: `2 * tokens * (2 * i / tp + 2 * h) + max(2 * rows * V, 32
-    MiB)`.
+    quantized, also with cuBLAS's workspace: `2 * tokens * (2 * i / tp + 2 * h) + max(2 * rows * V, 32 MiB)`.
     """
     logits, hidden = rows * shape.vocab_size, shape.hidden_size
     if precision_ in _WEIGHT_ONLY and not shape.num_experts:
@@ -440,8 +437,7 @@ def quantizing_on(cell: Cell, machine: Machine, gpus: int) -> Needs:
 
 
 def _share(shape: Shape, gpus: int) -> int:
-    """16-bit weights on the fullest of several GPUs, in bytes: whole layers, distributed as evenly as possible, and
-    embedding or head.
+    """16-bit weights on the fullest of several GPUs, in bytes: whole layers, spread evenly, and embedding or head.
 
     Source: accelerate's `get_balanced_memory` and `infer_auto_device_map`.
     """

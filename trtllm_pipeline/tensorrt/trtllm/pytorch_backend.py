@@ -1,5 +1,4 @@
-"""The PyTorch backend of TensorRT-LLM, 1.0 and later, the only one since engines were removed: weights are served as
-they are.
+"""The PyTorch backend of TensorRT-LLM, 1.0 and later: weights are served as they are. Newer releases have no other.
 
 download -> quantize (to a Hugging Face checkpoint, or not at all) -> repository -> launch -> smoke, perf, accuracy
          -> trtllm_bench, if requested

@@ -120,8 +120,7 @@ def fill(
     `change` may change each model, by its name, after it was filled.
 
     `required` are the placeholders for which the user set a value. Raises StageError if no file has one of them, since
-    the setting would have no effect; and for missing templates, a bare placeholder without a value, or a result that is
-    not a ModelConfig.
+    the setting would have no effect; for missing templates, a bare placeholder without a value, or an invalid result.
     """
     folders = {name: _folder(templates, name, images=images) for name in (vision.MODELS if images else MODELS)}
     lacking = [name for name, folder in folders.items() if not (folder / model_config.FILE_NAME).is_file()]
