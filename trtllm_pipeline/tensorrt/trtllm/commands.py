@@ -341,8 +341,6 @@ def unpaged(extra: Mapping[str, Json]) -> bool:
 
 
 def _excludes_paged_context(extra: Mapping[str, Json]) -> bool:
-    if not extra:
-        return False
     off = (
         program_options.switched(extra, "context_fmha") is False
         or program_options.switched(extra, "streamingllm") is True

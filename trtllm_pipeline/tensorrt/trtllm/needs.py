@@ -116,16 +116,16 @@ def rank_bytes(shape: Shape, precision_: str, tp: int, pp: int, dp: int = 1) -> 
     )
 
 
-def activation_bytes(shape: Shape, tokens: int, tp: int, ep: int = 1, *, shares: bool = True) -> int:
+def activation_bytes(shape: Shape, tokens: int, tp: int, ep: int = 1) -> int:
     """Activations of a forward pass of `tokens` tokens on one GPU, in bytes: `tokens * 2 * (4 * i / tp + 7 * h)`.
 
     Four tensors of the MLP's width, or two without a gate, and seven of the hidden size are alive at once, in 16 bits.
     In a mixture, the kernels group the rows by expert: `e` rows of the hidden size before and after it, and three of
-    its width, all of which may be on one GPU if it holds whole experts. If the release `shares` memory, the input of
-    the first product uses the memory of the activation, and the first product that of the second. Source:
+    its width, all of which may be on one GPU if it holds whole experts. The input of the first product uses the memory
+    of the activation, and the first product that of the second, except in older releases. Source:
     `getWorkspaceBufferSizes` in moe_kernels.cu.
     """
-    return 2 * tokens * (_mlp_width(shape, tp, ep, shares=shares) + 7 * shape.hidden_size)
+    return 2 * tokens * (_mlp_width(shape, tp, ep, shares=True) + 7 * shape.hidden_size)
 
 
 def _mlp_width(shape: Shape, tp: int, ep: int, *, shares: bool) -> int:
@@ -141,7 +141,7 @@ def _mlp_width(shape: Shape, tp: int, ep: int, *, shares: bool) -> int:
 
 
 def engine_activation_bytes(
-    shape: Shape, precision_: str, tokens: int, rows: int, tp: int, ep: int = 1, *, shares: bool = True
+    shape: Shape, precision_: str, tokens: int, rows: int, tp: int, ep: int = 1, *, shares: bool
 ) -> int:
     """The same for an engine ("execution context memory" in its log), with logits for `rows` tokens in 16 bits.
 
@@ -208,7 +208,7 @@ def served(cell: Cell, machine: Machine) -> ServerParts:
     tokens, batch = num_tokens(cell), cell.group_batch_size * beams(cell)
     if engines:
         rows = tokens if gathers_logits(cell) else batch
-        shares = at_least(_release(machine), _SHARED_ROWS)
+        shares = at_least(installed(machine).release, _SHARED_ROWS)
         activations = engine_activation_bytes(shape, computed(cell), tokens, rows, cell.tp, cell.ep, shares=shares)
     else:
         activations = activation_bytes(shape, tokens, cell.tp, cell.ep)
@@ -293,7 +293,7 @@ def serving_alone(cell: Cell, machine: Machine) -> Needs:
     ranks = cell.tp * cell.pp
     shape = Shape.of(cell.recipe)
     loaded = 0
-    if cell.toolchain == ENGINES and (_kept(cell) < 1 or not at_least(_release(machine), _STREAMED)):
+    if cell.toolchain == ENGINES and (_kept(cell) < 1 or not at_least(installed(machine).release, _STREAMED)):
         loaded = ranks * engine_bytes(shape, computed(cell), cell.tp, cell.pp)
     elif cell.toolchain != ENGINES:
         loaded = weights_bytes(shape, computed(cell), 1, 1)  # the files, mapped while they are read
@@ -376,9 +376,7 @@ def checkpoint_bytes(cell: Cell) -> int:
     shape = Shape.of(cell.recipe)
     if cell.toolchain == ENGINES:
         return engine_bytes(shape, computed(cell), 1, 1)
-    bits = WEIGHT_BITS[computed(cell)]
-    tables = shape.weights - shape.layer_weights
-    return int((shape.layer_weights * bits + tables * max(bits, 16.0)) / 8) + shape.tower_bytes
+    return rank_bytes(shape, computed(cell), 1, 1) + shape.tower_bytes
 
 
 def converting(cell: Cell, _machine: Machine) -> Needs:
@@ -450,10 +448,6 @@ def calibration_rows(cell: Cell) -> Mapping[str, int]:
     calibration = backends.calibration(cell)
     numbers = {"samples": MOST, "max_length": MOST}
     return {name: int(_number(calibration.get(name)) or usual) for name, usual in numbers.items()}
-
-
-def _release(machine: Machine) -> str:
-    return installed(machine).release
 
 
 def _number(value: Json) -> float | None:
