@@ -155,7 +155,6 @@ MESSAGES = {"tritonclient"}
         ("tensorrt.stage.perf", set()),
         ("tensorrt.stage.accuracy", set()),
         ("tensorrt.stage.score", set()),
-        ("tensorrt.embedded.convert", set()),
         ("tensorrt.embedded.build", {"concurrent.futures", "socket"}),
         ("tensorrt.embedded.repository", {"concurrent.futures"}),
     ],

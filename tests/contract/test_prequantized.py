@@ -187,7 +187,7 @@ def test_weights_count_with_the_size_they_have() -> None:
     ],
 )
 def test_a_form_without_a_name_counts_with_the_least_it_can_have(form: str | None, size: str) -> None:
-    assert computed("as_is", {"quantization": form}) == size
+    assert computed(cell("as_is", recipe={"quantization": form})) == size
 
 
 # ------------------------------------------------------------------------------------- from a matrix, by what hubs say

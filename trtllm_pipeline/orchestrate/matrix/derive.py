@@ -80,8 +80,8 @@ def description(field: params.ParamField) -> str:
     """The description of a field, as sentences."""
     about = field.about
     text = about.help[:1].upper() + about.help[1:]
-    if field.optional and about.unset:
-        text += f". Default: {about.unset}"
+    if field.optional and about.null:
+        text += f". Default: {about.null}"
     text += "."
     if isinstance(about, repository_settings.Setting):
         text += f" From release {about.since} on." if about.since else ""

@@ -163,7 +163,7 @@ def _default(field: params.ParamField) -> str:
     if field.default is MISSING:
         return " (required)"
     if field.default is None:
-        return f" (default: {field.about.unset})" if field.about.unset else ""
+        return f" (default: {field.about.null})" if field.about.null else ""
     if field.default in ((), {}):
         return ""
     if isinstance(field.default, bool):

@@ -352,8 +352,7 @@ def _first_warning(
 def _meanings(
     log: LogText, statement: Statement, signatures: Sequence[Signature]
 ) -> Iterator[tuple[Weight, int, tuple[Signature, re.Match[str]]]]:
-    """Possible meanings, by weight and line. A match may start in the code of a traceback. It ends in the statement's
-    words.
+    """Possible meanings, by weight and line. A match may start in a traceback's code. It ends in the statement's words.
 
     The start of a line is also the one without the prefix of a launcher or logger.
     """

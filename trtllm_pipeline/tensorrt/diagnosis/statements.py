@@ -1,9 +1,8 @@
 """The errors in a log, by its form alone: which lines are statements of a failure, and which of them came first.
 
-No words of a particular failure are known here, only the forms in `data/statements.yaml`: Python's tracebacks and
-their chains, C++ exceptions and assertions, severities of loggers, errors of command lines, events of a cluster, the
-wrappers of Triton, executors, containers and clients around the words of others, and the consequences of another process's
-failure.
+No words of a particular failure are known here, only the forms in `data/statements.yaml`: Python's tracebacks and their
+chains, C++ exceptions and assertions, severities of loggers, errors of command lines, events of a cluster, the wrappers
+of Triton, executors, containers and clients around others' words, and consequences of another process's failure.
 """
 
 from __future__ import annotations
@@ -189,9 +188,7 @@ def statements(lines: Sequence[str], noise: Container[int] = ()) -> list[Stateme
 
 
 def _with_neighbors(each: Statement, line: _Line, lines: Sequence[_Line], inside: set[int]) -> Statement:
-    """A statement of a line with the lines around it that belong to it: indented ones below, the code above an exception, and
-    the details of a validation error.
-    """
+    """A statement with its lines around: indented ones below, code above an exception, a validation error's details."""
     each = replace(each, last=max(each.last, _end(lines, line.index, inside)))
     if code := [*_code_above(lines, line)] if _compiled("exception").match(line.body) else []:
         each = replace(each, first=code[-1], raised=tuple(range(each.index, each.last + 1)), until=each.last)

@@ -1,5 +1,4 @@
-"""The build stage: turns a checkpoint and limits into an engine directory. The runtime serves it and enforces the
-limits.
+"""The build stage: turns a checkpoint and limits into an engine directory. The runtime enforces the limits.
 
 The weights do not change, so engines of one checkpoint share one file. The build adds the config and the proof: the
 runtime loads the engine once with these limits and generates a few tokens.

@@ -17,6 +17,7 @@ from trtllm_pipeline.models import Fields
 from trtllm_pipeline.tensorrt.embedded import random_model, safetensors
 from trtllm_pipeline.tensorrt.embedded.architecture import EMBEDDING, FINAL_NORM, HEAD, ModelConfig, tensors
 from trtllm_pipeline.tensorrt.embedded.params import ARCHITECTURES
+from trtllm_pipeline.tensorrt.embedded.random_model import tiny_config
 from trtllm_pipeline.tensorrt.embedded.reference import POSITIONS, Array, Reference
 
 _LAYER: Final = "model.layers.{}."
@@ -63,29 +64,7 @@ class TinyFamily:
     followed by itself. Token-dependent parts must outweigh constant ones."""
 
 
-def _tiny(architecture: str = "llama", **changes: Any) -> ModelConfig:
-    """The common shape. `architecture` is an architecture of the embedded toolchain with the same tensors."""
-    return replace(
-        ModelConfig(
-            architecture=architecture,
-            hidden_size=128,
-            intermediate_size=512,
-            num_layers=4,
-            num_heads=4,
-            num_kv_heads=2,
-            head_dim=32,
-            vocab_size=random_model.VOCAB_SIZE,
-            max_position_embeddings=2048,
-            rms_norm_eps=1e-6,
-            rope_theta=10000.0,
-            rope_scaling=None,
-            tie_word_embeddings=False,
-        ),
-        **changes,
-    )
-
-
-_GEMMA: Final = _tiny(
+_GEMMA: Final = tiny_config(
     hidden_size=256, head_dim=64, tie_word_embeddings=True, activation="gelu_tanh", embedding_scale=16.0
 )
 _GEMMA_SAYS: Final = {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"}
@@ -94,10 +73,10 @@ _EXPERTS: Final = {"num_experts_per_tok": 2}
 _EXPERT: Final = "mlp.experts.{expert}."
 
 _OTHERS: Final[Mapping[str, TinyFamily]] = {
-    "mistral": TinyFamily("MistralForCausalLM", _tiny(), {"sliding_window": None}),
+    "mistral": TinyFamily("MistralForCausalLM", tiny_config(), {"sliding_window": None}),
     "mixtral": TinyFamily(
         "MixtralForCausalLM",
-        _tiny(num_experts=4, experts_per_token=2),
+        tiny_config(num_experts=4, experts_per_token=2),
         {**_EXPERTS, "num_local_experts": 4, "sliding_window": None},
         stored=(
             Stored("block_sparse_moe.gate", ("mlp.gate",)),
@@ -108,7 +87,7 @@ _OTHERS: Final[Mapping[str, TinyFamily]] = {
     ),
     "qwen2_moe": TinyFamily(
         "Qwen2MoeForCausalLM",
-        _tiny("qwen2", num_experts=4, experts_per_token=2, renormalized=False),
+        tiny_config("qwen2", num_experts=4, experts_per_token=2, renormalized=False),
         {
             **_EXPERTS,
             "num_experts": 4,
@@ -121,18 +100,18 @@ _OTHERS: Final[Mapping[str, TinyFamily]] = {
     ),
     "qwen3_moe": TinyFamily(
         "Qwen3MoeForCausalLM",
-        _tiny("qwen3", head_dim=64, num_experts=4, experts_per_token=2),
+        tiny_config("qwen3", head_dim=64, num_experts=4, experts_per_token=2),
         {**_EXPERTS, "num_experts": 4, "moe_intermediate_size": 512, "norm_topk_prob": True, "decoder_sparse_step": 1},
     ),
     "phi3": TinyFamily(
         "Phi3ForCausalLM",
-        _tiny(),
+        tiny_config(),
         {"original_max_position_embeddings": 2048, "pad_token_id": 0, "sliding_window": None},
         stored=(Stored("self_attn.qkv_proj", _QKV), Stored("mlp.gate_up_proj", ("mlp.gate_proj", "mlp.up_proj"))),
     ),
     "phi": TinyFamily(
         "PhiForCausalLM",
-        _tiny(num_kv_heads=4, rotary_dim=16, parallel=True, activation="gelu_tanh", rms_norm_eps=1e-5),
+        tiny_config(num_kv_heads=4, rotary_dim=16, parallel=True, activation="gelu_tanh", rms_norm_eps=1e-5),
         {"partial_rotary_factor": 0.5, "hidden_act": "gelu_new", "rms_norm_eps": None, "layer_norm_eps": 1e-5},
         stored=(Stored("self_attn.dense", ("self_attn.o_proj",)), *_MLP_BY_NUMBER),
         outside=(Stored("model.final_layernorm", ("model.norm",)),),
@@ -165,7 +144,7 @@ _OTHERS: Final[Mapping[str, TinyFamily]] = {
     ),
     "gpt2": TinyFamily(
         "GPT2LMHeadModel",
-        _tiny(
+        tiny_config(
             "qwen2", num_kv_heads=4, rotary_dim=0, tie_word_embeddings=True, activation="gelu_tanh", rms_norm_eps=1e-5
         ),
         {
@@ -217,24 +196,7 @@ def write_model(folder: Path, family: str) -> None:
         random_model.write_model(folder, family, comparable=True)
         return
     known = _OTHERS[family]
-    config = known.config
-    config_json = {
-        "architectures": [known.architecture],
-        "model_type": family,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "vocab_size": config.vocab_size,
-        "max_position_embeddings": config.max_position_embeddings,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope_theta,
-        "hidden_act": "silu",
-        "tie_word_embeddings": config.tie_word_embeddings,
-        **known.more,
-    }
+    config_json = {**random_model.config_json(known.architecture, family, known.config), **known.more}
     quiet = random_model.write_texts(folder, {name: value for name, value in config_json.items() if value is not None})
     random = np.random.default_rng([0, len(ARCHITECTURES) + list(_OTHERS).index(family)])
     safetensors.write(folder / "model.safetensors", dict(_stored(known, _random(known, random, quiet))))

@@ -1,4 +1,4 @@
-"""Writes a Hugging Face directory as a GGUF file, with the other inputs of a build.
+"""The convert stage: turns a Hugging Face directory into a checkpoint, which is a GGUF file and the inputs of a build.
 
 One tensor is in memory at a time. Tensors keep their values except for the rounding of the precision. Rows of Llama's
 query and key projections change places, because GGML rotates neighboring pairs and Hugging Face rotates two halves.
@@ -22,7 +22,15 @@ from numpy.typing import NDArray
 from trtllm_pipeline.base import StageError, write_json
 from trtllm_pipeline.models import Fields, model_files
 from trtllm_pipeline.models import read_tokenizer as load_tokenizer
-from trtllm_pipeline.tensorrt.embedded.architecture import EMBEDDING, HEAD, Llama3Scaling, ModelConfig, refused, tensors
+from trtllm_pipeline.tensorrt.embedded.architecture import (
+    EMBEDDING,
+    HEAD,
+    Llama3Scaling,
+    ModelConfig,
+    read_config,
+    refused,
+    tensors,
+)
 from trtllm_pipeline.tensorrt.embedded.models.text import BYTE_TOKEN, byte_level_alphabet
 from trtllm_pipeline.tensorrt.embedded.params import ConvertEmbedded
 from trtllm_pipeline.tensorrt.embedded.quantize import PRECISIONS, GgufPrecision, blocks_do_not_fit, encode
@@ -45,12 +53,16 @@ class TensorPlan:
     """Number of heads whose rows change places. 0 without any."""
 
 
-def convert(context: StageContext[ConvertEmbedded], config: ModelConfig, weights: Weights) -> None:
-    """Write `model.gguf` and `config.json` of the model in the stage's input `model`. Raises StageError."""
+def run(context: StageContext[ConvertEmbedded]) -> None:
+    """Program of the stage. Input `model`: a Hugging Face directory. Writes `model.gguf` and `config.json`."""
     started = time.monotonic()
     folder = context.inputs["model"]
     name = context.params.precision
     precision = PRECISIONS[name]
+    config, weights = read_config(folder), Weights(folder)
+    print(  # noqa: T201 - the stage's log
+        f"{config.architecture}, {len(weights)} tensors of {', '.join(weights.dtypes())}, to {name}", flush=True
+    )
     plans = plan_tensors(folder, config, weights, precision)
     tokenizer = read_tokenizer(folder, config)
 

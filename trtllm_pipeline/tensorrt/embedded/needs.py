@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from trtllm_pipeline.base import Cell, Machine, Needs
-from trtllm_pipeline.tensorrt.embedded.params import CONTEXT_STEP
+from trtllm_pipeline.tensorrt.embedded.params import CHUNK_TOKENS, CONTEXT_STEP
 from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape, kv_bytes_per_token
 
 _BITS: Final = {"fp32": (32.0, 32.0), "fp16": (16.0, 16.0), "bf16": (16.0, 16.0), "int8_wo": (8.5, 8.5)}
@@ -27,8 +27,6 @@ _RUNTIME: Final = 41_000_000
 """Python with llama.cpp, before weights."""
 _VOCABULARY: Final = 114
 """Bytes of an entry of the vocabulary in llama.cpp."""
-STEP_TOKENS: Final = 64
-"""`runtime.CHUNK_TOKENS`, which a plan does not load."""
 _SERVER: Final = 205_000_000
 """Triton and its Python models, before the engine and the tokenizer."""
 _SERVED_TOKEN: Final = 3000
@@ -53,7 +51,7 @@ def runtime_bytes(cell: Cell) -> int:
     repacked = shape.layer_weights * _FOUR_BITS[0] / 8 if cell.precision not in _BITS else 0.0
     slot = -(-(cell.isl + cell.osl) // CONTEXT_STEP) * CONTEXT_STEP
     cache = kv_bytes_per_token(shape, 2.0, 1, 1) * slot * cell.max_batch_size
-    logits = 4 * shape.vocab_size * max(STEP_TOKENS, 2 * cell.max_batch_size)
+    logits = 4 * shape.vocab_size * max(CHUNK_TOKENS, 2 * cell.max_batch_size)
     return int(weights_bytes(shape, cell.precision) + repacked + cache + logits + _VOCABULARY * shape.vocab_size)
 
 

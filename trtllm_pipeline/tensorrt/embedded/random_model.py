@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from trtllm_pipeline.base import UsageError
 from trtllm_pipeline.tensorrt.embedded import safetensors
-from trtllm_pipeline.tensorrt.embedded.architecture import EMBEDDING, HEAD, read_config, tensors
+from trtllm_pipeline.tensorrt.embedded.architecture import EMBEDDING, HEAD, ModelConfig, tensors
 from trtllm_pipeline.tensorrt.embedded.params import ARCHITECTURES
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ CHAT_TEMPLATE: Final = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-_HIDDEN, _INNER, _LAYERS, _HEADS, _KV_HEADS = 128, 512, 4, 4, 2
 # Only Qwen3 has heads wider than hidden_size / heads, and ties its head to the embedding like its small siblings.
 _HEAD_DIM: Final = {"llama": 32, "qwen2": 32, "qwen3": 48}
 _COMPARABLE_HEAD_DIM: Final = {**_HEAD_DIM, "qwen3": 64}
@@ -69,30 +69,60 @@ def write_model(out: Path, architecture: str = "llama", seed: int = 0, *, compar
     names = {short: name for name, short in ARCHITECTURES.items()}
     if architecture not in names:
         raise UsageError(f"no tiny model of architecture {architecture!r}", hint=f"choose one of {', '.join(names)}")
-    config = {
-        "architectures": [names[architecture]],
-        "model_type": architecture,
-        "hidden_size": _HIDDEN,
-        "intermediate_size": _INNER,
-        "num_hidden_layers": _LAYERS,
-        "num_attention_heads": _HEADS,
-        "num_key_value_heads": _KV_HEADS,
-        "head_dim": _COMPARABLE_HEAD_DIM[architecture] if comparable else _HEAD_DIM[architecture],
-        "vocab_size": VOCAB_SIZE,
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "hidden_act": "silu",
-        "tie_word_embeddings": architecture == "qwen3" and not comparable,
-    }
-    quiet = write_texts(out, config, comparable=comparable)
-    read = read_config(out)
+    config = tiny_config(
+        architecture,
+        head_dim=(_COMPARABLE_HEAD_DIM if comparable else _HEAD_DIM)[architecture],
+        tie_word_embeddings=architecture == "qwen3" and not comparable,
+    )
+    quiet = write_texts(out, config_json(names[architecture], architecture, config), comparable=comparable)
     random = np.random.default_rng([seed, list(names).index(architecture)])
-    weights = {name: weight(name, shape, random, comparable=comparable) for name, shape in tensors(read)}
+    weights = {name: weight(name, shape, random, comparable=comparable) for name, shape in tensors(config)}
     for name in (HEAD,) if comparable else (HEAD, EMBEDDING):
         if name in weights:
             weights[name][quiet] *= np.float32(0.01)
     safetensors.write(out / "model.safetensors", weights)
+
+
+def tiny_config(architecture: str = "llama", **changes: Any) -> ModelConfig:
+    """The common shape. `architecture` is an architecture of the embedded toolchain with the same tensors."""
+    return replace(
+        ModelConfig(
+            architecture=architecture,
+            hidden_size=128,
+            intermediate_size=512,
+            num_layers=4,
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=32,
+            vocab_size=VOCAB_SIZE,
+            max_position_embeddings=2048,
+            rms_norm_eps=1e-6,
+            rope_theta=10000.0,
+            rope_scaling=None,
+            tie_word_embeddings=False,
+        ),
+        **changes,
+    )
+
+
+def config_json(class_name: str, family: str, config: ModelConfig) -> dict[str, Any]:
+    """The keys of config.json that all architectures have."""
+    return {
+        "architectures": [class_name],
+        "model_type": family,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "hidden_act": "silu",
+        "tie_word_embeddings": config.tie_word_embeddings,
+    }
 
 
 def write_texts(out: Path, config: Mapping[str, Any], *, comparable: bool = True) -> list[int]:

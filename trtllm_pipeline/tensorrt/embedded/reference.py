@@ -1,5 +1,4 @@
-"""A plain numpy forward pass of the converted architectures, layer by layer. `pipeline doctor --deep` compares
-servers with it.
+"""A plain numpy forward pass of the converted architectures, with which `pipeline doctor --deep` compares servers.
 
 Single precision matrix products, double precision for long sums (norms, softmax). Weights have their Hugging Face names, so
 the same code runs on a model directory and, through `benchmarks/fidelity.py`, on a converted file.

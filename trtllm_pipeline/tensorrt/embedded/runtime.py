@@ -30,15 +30,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from trtllm_pipeline.base import FailureClass, ServerError
 from trtllm_pipeline.base import model as machines
 from trtllm_pipeline.models import Fields, ModelFileError
+from trtllm_pipeline.tensorrt.embedded.params import CHUNK_TOKENS
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 MODEL_FILE: Final = "model.gguf"
 CONFIG_FILE: Final = "config.json"
-CHUNK_TOKENS: Final = 64
-"""Maximum tokens computed in one step, which limits the delay that a long prompt causes. With a prompt of 900 tokens, other
-requests waited 0.26 s per token with 64 and 0.48 s with 128 (SmolLM2-135M, 2 cores), and its own first token was not later."""
 _SEPARATORS: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """White space in guided JSON. Small models that may choose it write little else."""
 _MOST_SCHEMAS: Final = 1024

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
@@ -112,7 +113,7 @@ CONVERT = Stage(
     name="convert",
     version=3,
     summary="convert a Hugging Face directory to a GGUF checkpoint in the cell's precision",
-    program="trtllm_pipeline.tensorrt.embedded.convert:run",
+    program="trtllm_pipeline.tensorrt.embedded.gguf_file:run",
     inputs={"model": "download"},
     parts=lambda _cell: {"model": _READ},
     params=ConvertEmbedded,
@@ -162,8 +163,8 @@ TOOLCHAIN: Final = Toolchain(
         CONVERT,
         BUILD,
         REPOSITORY,
-        launch(
-            LaunchEmbedded,
+        replace(
+            launch(LaunchEmbedded),
             inputs={"repository": "repository"},
             identity=("triton", "xllamacpp"),
             # All CPUs: the number that the runtime uses is unknown, so no other stage runs at the same time.

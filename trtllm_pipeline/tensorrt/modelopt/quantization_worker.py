@@ -82,8 +82,7 @@ def run(context: StageContext[Any]) -> None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Suspends cycle collection: while objects are only added, the collector would traverse them again each time their
-    number grew by a quarter.
+    """Suspends cycle collection: it would traverse all objects whenever their number has grown by a quarter.
 
     For short phases in which nothing is measured or served. Also a decorator.
     """

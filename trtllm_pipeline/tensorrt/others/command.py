@@ -78,9 +78,7 @@ class KnownServer:
     gpu_share_with: str | None = None
     """The option without which it takes no share: transformers has a cache of fixed size only with it."""
     spills: bool = False
-    """True if it keeps weights that do not fit on its GPUs in host memory: `device_map="auto"` of transformers, `--fit`
-    of llama.cpp.
-    """
+    """True if weights beyond its GPUs stay in host memory: `device_map="auto"` of transformers, llama.cpp's `--fit`."""
 
 
 def _read() -> dict[str, KnownServer]:
@@ -117,7 +115,8 @@ def template(cell: Cell) -> tuple[str, ...]:
     if known is not None:
         layout = (*(known.experts if cell.ep > 1 else ()), *(known.attention_groups if cell.dp > 1 else ()))
         precision = (known.precisions or {}).get(cell.precision, ())
-        words = [*known.command, *layout, *precision, *known.reuse.get(_reuse(cell), ())]
+        reuse = cell.settings["repository"]["enable_kv_cache_reuse"]
+        words = [*known.command, *layout, *precision, *known.reuse.get("true" if reuse else "false", ())]
     elif command is not None:
         words = [*(shlex.split(command) if isinstance(command, str) else command)]
     else:
@@ -157,10 +156,6 @@ def _share(text: str | None) -> float | None:
     except ValueError:
         return None
     return share if 0 < share <= 1 else None
-
-
-def _reuse(cell: Cell) -> str:
-    return "true" if cell.settings["repository"]["enable_kv_cache_reuse"] else "false"
 
 
 def options(given: Mapping[str, Any]) -> list[str]:

@@ -1,6 +1,4 @@
-"""The launch stages' program for other OpenAI-compatible servers: starts one, or uses a running one, until told to
-stop.
-"""
+"""The launch stages' program for other OpenAI-compatible servers: starts or uses one until told to stop."""
 
 from __future__ import annotations
 

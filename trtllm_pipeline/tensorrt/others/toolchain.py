@@ -254,7 +254,7 @@ def _held(cell: Cell) -> tuple[int, int]:
     cache = "fp8" if cell.precision == AS_IS and form in FP8_CACHES else None
     weights, request = least_bytes(
         shape,
-        precision=computed(cell.precision, cell.recipe),
+        precision=computed(cell),
         kv=cache,
         tp=cell.tp,
         pp=cell.pp,
@@ -318,6 +318,7 @@ def _starts(_cell: Cell, context: StageContext[LaunchOpenAi], _machine: Machine)
     return (argv(params, context.inputs, params.host, planned_ports(params)),)
 
 
+@lru_cache(maxsize=1)
 def _identity(machine: Machine) -> Mapping[str, Json]:
     return {**embedded.TOOLCHAIN.identity(machine), "gpu": probe.identity(machine)["gpu"]}
 
@@ -408,10 +409,13 @@ def _toolchain(name: str) -> Toolchain:
         DOWNLOAD, read=_download, contents=lambda cell: _download(cell).content, needs=_downloading, takes=_download_s
     )
     convert = replace(embedded.CONVERT, applies=lambda cell, _machine: command.uses(cell, GGUF), of=EMBEDDED)
-    serve = launch(
-        LaunchOpenAi,
-        "trtllm_pipeline.tensorrt.others.server:run",
-        "trtllm_pipeline.tensorrt.others.server:starter",
+    serve = replace(
+        launch(LaunchOpenAi),
+        summary="start a server and keep it running",
+        program="trtllm_pipeline.tensorrt.others.server:run",
+        starter="trtllm_pipeline.tensorrt.others.server:starter",
+        read=_read,
+        settle=partial(_with_version, () if known is None else tuple(known.version)),
         inputs={"checkpoint": "convert", command.MODEL: "download"},
         optional=frozenset({"checkpoint", command.MODEL}),
         identity=("gpu", "cpu"),
@@ -421,12 +425,6 @@ def _toolchain(name: str) -> Toolchain:
         needs=_needs,
         expected_s=30.0 if known is None else known.start_s,
         takes=lambda cell, _machine: source_bytes(cell) / READ if _reads_weights(cell) else 0.0,
-    )
-    serve = replace(
-        serve,
-        summary="start a server and keep it running",
-        read=_read,
-        settle=partial(_with_version, () if known is None else tuple(known.version)),
     )
     return Toolchain(
         name=name,
@@ -442,7 +440,7 @@ def _toolchain(name: str) -> Toolchain:
             _asking(TASKS),
         ),
         missing=lambda _machine: None,
-        identity=lru_cache(maxsize=1)(_identity),
+        identity=_identity,
         infeasible=_infeasible,
         numerics=_numerics,
         caveat=_caveat,

@@ -12,12 +12,9 @@ from typing import Final, NamedTuple
 from trtllm_pipeline.models import model_names
 
 IMAGE_POOL: Final = 300_000_000
-"""Bytes of GPU 0 in which Triton passes image features from model to model. Source: docs/multimodal.md of the
-templates.
-"""
+"""Bytes of GPU 0 for image features that Triton passes between models. Source: the templates' docs/multimodal.md."""
 THREADS_VARIABLE: Final = "PIPELINE_ENGINE_THREADS"
-"""The thread count of the embedded engine model. 0 or unset: the model decides. A repository is the same for every
-machine."""
+"""Threads of the embedded engine model. 0 or unset: the model decides. A repository is the same for every machine."""
 MPIRUN: Final = "mpirun"
 """The program on PATH."""
 LOOPBACK: Final = "127.0.0.1"

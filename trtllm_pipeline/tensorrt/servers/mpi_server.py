@@ -1,7 +1,6 @@
 """Triton under mpirun: one engine on as many ranks as it was built for.
 
-Rank 0 is the server that clients reach. The other ranks only run TensorRT-LLM's worker: they load the engine model and
-do not listen.
+Rank 0 is the server for clients. The others only run TensorRT-LLM's worker: they load the engine and do not listen.
 """
 
 from __future__ import annotations

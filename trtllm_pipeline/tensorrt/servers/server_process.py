@@ -22,6 +22,8 @@ from trtllm_pipeline.tensorrt.servers.command_lines import LOOPBACK, Ports
 _LOOK_S: Final = 2.0
 """Timeout of one readiness request: another program may hold the port and never respond."""
 _LONGEST: Final = 300
+_QUOTED: Final = 15
+"""Lines."""
 
 
 class ServerProcess(Protocol):
@@ -171,7 +173,8 @@ def diagnose(
             telling=tuple(map(str, telling_lines(logs))),
         )
     whose = "its log" if known.line.path == log else f"{known.line.path.parent.name}'s log"
-    quote = "" if cause and _same(cause, known.line.message) else f"; {known.quoted(whose)}"
+    same = cause is not None and cause.rpartition(": ")[2] in known.line.message
+    quote = "" if same else f"; {known.quoted(whose)}"
     return ServerError(
         f"{who} {how}{quote}",
         failure=known.failure,
@@ -181,11 +184,6 @@ def diagnose(
         setting=known.setting("launch", {}),
         telling=() if known.certain else tuple(map(str, telling_lines(logs))),
     )
-
-
-def _same(cause: str, line: str) -> bool:
-    """True if a server's own message and the line with the first cause are the same."""
-    return cause.rpartition(": ")[2] in line
 
 
 def _address_space() -> str | None:
@@ -203,9 +201,9 @@ def _signal_name(number: int) -> str:
         return str(number)
 
 
-def quoted(log: Path, lines: int = 15) -> str:
+def quoted(log: Path) -> str:
     """The end of a log, indented, under the log's name. Empty without lines."""
-    tail = LogText(log).last(lines)
+    tail = LogText(log).last(_QUOTED)
     return "\n".join([f"the end of {log}:", *(f"    {line.text[:_LONGEST]}" for line in tail)]) if tail else ""
 
 

@@ -1,5 +1,4 @@
-"""The script `start` of a bundle: does the work of the launch stage, on a host that has this project, or only NVIDIA's
-image.
+"""The script `start` of a bundle: the launch stage's work, on a host with this project, or only with NVIDIA's image.
 
 It needs a POSIX shell, and `pipeline` for the embedded toolchain, or tritonserver, mpirun or trtllm-serve for
 TensorRT-LLM's. The bundle is only read. It may be in any directory, and is accessed through a link in the script's own

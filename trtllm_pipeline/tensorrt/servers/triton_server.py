@@ -545,8 +545,7 @@ def _prefix(pid: int) -> str:
 
 
 def mark_folders(prefix: str, since: float, servers: Iterable[int]) -> None:
-    """Mark the directories that the Python backends of `servers`, started at `since`, have created as belonging to
-    `prefix`.
+    """Mark directories of the Python backends of `servers`, started at `since`, as belonging to `prefix`.
 
     Each creates /tmp/python_env_XXXXXX, which remains if Triton is killed or does not wait for its models. The name
     does not show the owner, so the first unmarked directory of this user since then is used.

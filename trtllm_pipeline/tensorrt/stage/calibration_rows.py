@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -48,21 +48,15 @@ class Row:
     """Token ids, for sets that were tokenized before."""
 
 
-def read_rows(path: Path, column: str | None = None) -> list[Row]:
-    """The rows of a file, or their values in `column`. Raises MatrixError with every malformed row."""
-    return read_lines(path, _parse, column)
+def read_rows(path: Path, column: str | None = None, *, first: bool = False) -> list[Row]:
+    """The rows of a CSV file with a header, a Parquet file, or else non-blank JSON Lines, or their values in `column`.
 
-
-def read_lines(path: Path, parse: Callable[[Any], T], column: str | None = None, *, first: bool = False) -> list[T]:
-    """The results of `parse` for each row of a CSV file with a header, a Parquet file, or else non-blank JSON Lines.
-
-    With `column`, `parse` gets the value of that column, under the key for values of its type. With `first`, only the
-    first rows are read, as in `read_json_lines` and `tables.read`. Raises MatrixError with every row that cannot be read,
-    or that `parse` raises ValueError for, and UsageError for a Parquet file without pyarrow.
+    With `first`, only the first rows are read, as in `read_json_lines` and `tables.read`. Raises MatrixError with every
+    malformed row, and UsageError for a Parquet file without pyarrow.
     """
 
-    def row(value: Any, _number: int) -> T:
-        return parse(value if column is None else _of_column(value, column))
+    def row(value: Any, _number: int) -> Row:
+        return _parse(value if column is None else _of_column(value, column))
 
     if tables.is_table(path):
         return tables.read(path, row, lambda names: _columns(path, names, column), first=first)
@@ -142,7 +136,7 @@ def with_true_samples(params: C, files: Mapping[str, str], _machine: Machine | N
 @lru_cache(maxsize=64)
 def _check_first(path: str, column: str | None) -> None:
     """Raise MatrixError for errors that `read_rows` would find in the first rows of a file."""
-    read_lines(Path(path), _parse, column, first=True)
+    read_rows(Path(path), column, first=True)
 
 
 @lru_cache(maxsize=64)

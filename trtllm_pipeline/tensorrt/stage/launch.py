@@ -90,9 +90,7 @@ class Starter(NamedTuple):
 
 
 def run(context: StageContext[LaunchEmbedded]) -> None:
-    """Serve `context.inputs["repository"]`. Returns when told to stop. Raises ServerError if the server cannot
-    continue.
-    """
+    """Serve `context.inputs["repository"]` until told to stop. Raises ServerError if the server cannot continue."""
     serve(context, starter(context))
 
 

@@ -36,9 +36,7 @@ MOST_TOKENS = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """Properties of one parameter besides its type and default: of a field (`param`), or of a type that several classes
-    share (Annotated).
-    """
+    """Properties of a parameter besides type and default: of a field (`param`), or of a shared type (Annotated)."""
 
     help: str
     """A phrase that starts with a small letter, without a full stop."""
@@ -61,11 +59,6 @@ class Param:
     """An empty list is allowed, although None is too."""
     of_matrix: bool = False
     """Set by a matrix only. The stage's command has no option for it."""
-
-    @property
-    def unset(self) -> str:
-        """The meaning of None, in words."""
-        return self.null
 
 
 IfSet = partial(Param, key_with=ITSELF)

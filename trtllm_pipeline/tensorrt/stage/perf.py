@@ -77,8 +77,7 @@ def load_plan(
 ) -> LoadPlan:
     """The load for these parameters, with defaults for everything that they leave open: levels, lengths and prompts.
 
-    `target` has the server, and additional inputs of every request. Raises UsageError or StageError if a length is
-    missing.
+    `target` has the server, and additional inputs of each request. Raises UsageError or StageError without a length.
     """
     from trtllm_pipeline.measure import Exporters, Load, LoadPlan, stopping
 

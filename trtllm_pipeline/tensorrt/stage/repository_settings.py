@@ -17,6 +17,7 @@ DataType = Literal["TYPE_FP16", "TYPE_BF16", "TYPE_FP32"]
 class Setting(Param):
     """A parameter that fills a placeholder of the templates. If unset, it is neither in the key nor in the file."""
 
+    null: str = "the release's own"
     usual: Json = None
     """The value if unset. None leaves it to the release: the parameter is removed from the file."""
     placeholder: str = ""
@@ -26,16 +27,11 @@ class Setting(Param):
     """First recorded release whose templates have it. Installed files take precedence."""
     until: str | None = None
 
-    @property
-    def unset(self) -> str:
-        """The meaning of None, in words."""
-        if self.usual is None:
-            return self.null or "the release's own"
-        return str(self.usual).lower() if isinstance(self.usual, bool) else str(self.usual)
-
 
 def setting(text: str, default: Any = None, **about: Any) -> Any:
     """A field for one setting. `about` is as in `Setting`."""
+    if (usual := about.get("usual")) is not None:
+        about["null"] = str(usual).lower() if isinstance(usual, bool) else str(usual)
     return param(text, default, kind=Setting, **about)
 
 

@@ -84,9 +84,7 @@ async def adapter_options(
 
 
 def number_of(folder: Path) -> int:
-    """A number for the LoRA adapter in a directory. Other files get another number, because servers cache an adapter by its
-    number.
-    """
+    """A number for the LoRA adapter in a directory, by its files: servers cache adapters by number."""
     from hashlib import blake2b
 
     identity: list[object] = [str(folder.absolute())]

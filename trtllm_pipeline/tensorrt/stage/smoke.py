@@ -200,9 +200,7 @@ class _Smoke:
         return f"{len(written.input)} inputs and {len(written.output)} outputs match config.pbtxt"
 
     async def _tokens(self, client: triton.Client) -> str:
-        """Preprocessing produces the tokens of the model's own tokenizer, so the engine gets the tokens that it was
-        trained on.
-        """
+        """Preprocessing produces the tokens of the model's own tokenizer, with which the model was trained."""
         added = await client.adds_special_tokens()
         expected: list[int] = self.tokenizer.encode(self.params.prompt, add_special_tokens=added).ids
         try:

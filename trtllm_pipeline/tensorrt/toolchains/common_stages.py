@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,8 +46,7 @@ from trtllm_pipeline.tensorrt.toolchains.catalog import EMBEDDED, PYTORCH
 ENGINE: Final = ("build", "quantize", "download")
 """The stage whose result is served: an engine, or the weights themselves if no engine is built."""
 MODEL: Final = "model"
-"""The input with the model's own files: tokenizer, chat template. A manual run may omit it if the engine's directory has
-them."""
+"""The model's own files: tokenizer, chat template. A manual run may omit it if the engine's directory has them."""
 ASKED: Final = {"service": "launch", "engine": ENGINE, MODEL: "download", **{name: name for name in ADAPTERS}}
 """Inputs of every stage that sends requests to a server."""
 _ON_SERVER: Final = "--service service.json --engine engine --model model"
@@ -180,42 +179,19 @@ def foreign(cell: Cell, own: Mapping[str, Collection[str]], instead: str = "") -
     return None
 
 
-def launch(
-    params: type[LaunchParams],
-    program: str = "trtllm_pipeline.tensorrt.stage.launch:run",
-    starter: str = "trtllm_pipeline.tensorrt.stage.launch:starter",
-    *,
-    inputs: Mapping[str, str | tuple[str, ...]],
-    identity: tuple[str, ...],
-    resources: Callable[[Cell, Machine], Resources],
-    starts: Callable[[Cell, StageContext[Any], Machine], Sequence[Sequence[str]]],
-    needs: Callable[[Cell, Machine], Needs],
-    expected_s: float,
-    takes: Callable[[Cell, Machine], float],
-    optional: frozenset[str] = frozenset(),
-    gpus: Callable[[StageContext[Any]], int | None] = lambda _context: 0,
-) -> Stage:
-    """The service stage of a toolchain, whose program uses `params`."""
+def launch(params: type[LaunchParams]) -> Stage:
+    """The service stage, whose program uses `params`. A toolchain adds its inputs and how its server starts."""
     return Stage(
         name="launch",
         version=1,
         summary="start a server for a repository and keep it running",
-        program=program,
-        starter=starter,
-        inputs=inputs,
-        optional=optional,
+        program="trtllm_pipeline.tensorrt.stage.launch:run",
+        starter="trtllm_pipeline.tensorrt.stage.launch:starter",
         scope=Scope.SERVICE,
         section="serve",
         params=params,
         # A server that dies during stages invalidates their measurements: the failure is reported by those stages.
         read=lambda cell: load(params, {"restarts": 0, **rule(cell)}, cell.settings["serve"]),
-        resources=resources,
-        gpus=gpus,
-        starts=starts,
-        needs=needs,
-        identity=identity,
-        expected_s=expected_s,
-        takes=takes,
         timeout_s=30 * 24 * 3600.0,
         retries=1,
         examples=(

@@ -28,9 +28,9 @@ LORA_BUILD: Final = ("max_lora_rank", "lora_target_modules")
 """Options of trtllm-build that define the adapters an engine accepts."""
 _ATTENTION: Final = frozenset({"attn_q", "attn_k", "attn_v"})
 _OWN_LAYERS: Final = "num_nextn_predict_layers"
+"""Key in config.json and recipes: number of the model's draft layers."""
 _OF_DFLASH: Final = "dflash_config"
 """The section of a DFlash model's config.json. Source: the fields of DFlashDecodingConfig."""
-"""Key in config.json and recipes: number of the model's draft layers."""
 _OF_VOCABULARY: Final = frozenset({"embed_tokens", "lm_head"})
 _ROTARY_BASE: Final = 10000
 _PADDING: Final = 1024
@@ -232,8 +232,7 @@ def has_own_engine(cell: Cell) -> bool:
 
 def unlike(cell: Cell, draft: Mapping[str, Any]) -> str | None:
     """Why a draft model, by its recipe or config.json, cannot draft for a cell's model, or None. Source: README of
-    examples/draft_target_model, which requires the same vocabulary. For PyTorch the tokens have to match, padding rows may
-    differ.
+    examples/draft_target_model, which requires the same vocabulary. For PyTorch, tokens must match, padding may differ.
     """
     ours, theirs = int(str(cell.recipe["vocab_size"])), draft.get("vocab_size")
     if not isinstance(theirs, int) or abs(ours - theirs) < (1 if cell.toolchain == ENGINES else _PADDING):

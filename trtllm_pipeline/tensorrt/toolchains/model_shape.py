@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Final
 
-from trtllm_pipeline.base import Json
+from trtllm_pipeline.base import Cell, Json
 from trtllm_pipeline.models import AS_IS
 
-_WEIGHT_BITS: Final = {
+WEIGHT_BITS: Final = {
     "fp32": 32.0,
     "fp16": 16.0,
     "bf16": 16.0,
@@ -67,8 +67,7 @@ class Recurrent:
         return 3 * self.heads * self.head_dim + 2 * self.groups * self.state_size + self.heads
 
     def state_bytes(self, tp: int) -> int:
-        """State of one sequence in one layer on one GPU, in bytes: `2 (d + 2 g s) (conv_kernel - 1) + 4 d s`, divided
-        by `tp`.
+        """State of one sequence in one layer on one GPU, in bytes: `(2 (d + 2 g s) (conv_kernel - 1) + 4 d s) / tp`.
 
         The second part has 32 bits, as in the models' config.json (`mamba_ssm_dtype`). Releases that ignore it need
         half. Source: `get_states_bytes_per_layer` in config_utils.py of TensorRT-LLM's pyexecutor.
@@ -105,8 +104,7 @@ class Shape:
     vision_parameters: int | None = None
     recurrent: Recurrent | None = None
     weights: int = field(init=False, repr=False, compare=False)
-    """Number of weights: from the recipe, otherwise embedding and layers, and a separate head for a mixture of experts,
-    as in all known ones.
+    """Number of weights: the recipe's, or embedding and layers, and a separate head for a mixture, as all known have.
     """
     layer_weights: int = field(init=False, repr=False, compare=False)
     """Weights of the layers: without the embedding, and without a head that has separate weights."""
@@ -195,9 +193,7 @@ class Shape:
 
     @property
     def gated(self) -> bool:
-        """True if an MLP has three matrices, as in all models since Llama, rather than two. Inferred from its number of
-        weights.
-        """
+        """True if an MLP has three matrices, as in models since Llama, not two: inferred from its number of weights."""
         if self.num_experts or self.parameters is None:
             return True
         mlp = self.layer_weights / self.num_hidden_layers - self.attention_weights
@@ -238,18 +234,13 @@ _SHAPES: Final[dict[int, tuple[Mapping[str, Json], Shape]]] = {}
 """Keyed by identity. The recipe is kept as well, so that its identity stays unique."""
 
 
-def weight_bits(precision: str) -> float:
-    """Bits per weight of a quantized layer, including its scales."""
-    return _WEIGHT_BITS[precision]
-
-
 def weights_bytes(shape: Shape, precision: str, tp: int, pp: int) -> int:
     """Weights on one GPU, in bytes: `(quantized * bits + V*h * 16) / 8 / (tp * pp)`. Embeddings are not quantized.
 
     Source: TensorRT-LLM's memory reference, `parameters * bytes / (tp * pp)`. Embeddings count once, and as if split,
     so this is a lower limit.
     """
-    bits = _WEIGHT_BITS[precision]
+    bits = WEIGHT_BITS[precision]
     embeddings = min(shape.vocab_size * shape.hidden_size, shape.weights)
     total_bits = (shape.weights - embeddings) * bits + embeddings * max(bits, 16.0)
     return int(total_bits / 8 / (tp * pp))
@@ -295,18 +286,18 @@ def least_bytes(
 ) -> tuple[int, int]:
     """Weights, KV cache and state of one request with `tokens` tokens, on one GPU, in bytes."""
     per_token = kv_bytes_per_token(shape, kv_element_bytes(precision, kv), tp // dp, pp)
-    copies = attention_copies(shape, tp, dp) / pp * _WEIGHT_BITS[precision] / 8
+    copies = attention_copies(shape, tp, dp) / pp * WEIGHT_BITS[precision] / 8
     return weights_bytes(shape, precision, tp, pp) + int(copies), per_token * tokens + state_bytes(shape, tp // dp, pp)
 
 
-def computed(precision: str, recipe: Mapping[str, Json]) -> str:
+def computed(cell: Cell) -> str:
     """The precision of a cell's weights in memory. For weights used as they are, the precision of their form.
 
     Forms without a name, such as compressed-tensors, count as 4 bits unless they name 8: a cell is not refused for memory that
     it may not need.
     """
-    form = recipe.get("quantization")
-    if precision != AS_IS or form is None:
-        return "bf16" if precision == AS_IS else precision
+    form = cell.recipe.get("quantization")
+    if cell.precision != AS_IS or form is None:
+        return "bf16" if cell.precision == AS_IS else cell.precision
     of_8_bits = str(form).startswith("fp8") or str(form).endswith("of 8 bits")
     return FORM_PRECISIONS.get(str(form), "fp8" if of_8_bits else "int4_awq")

@@ -1,6 +1,4 @@
-"""The meaning of a precision in a cell: Model Optimizer's `fp8` is not the `fp8` that a server creates when it loads
-the weights.
-"""
+"""The meaning of a cell's precision: Model Optimizer's `fp8` is not the `fp8` that a server creates when it loads."""
 
 from __future__ import annotations
 

@@ -118,8 +118,7 @@ def cut(tile: Tile, widths: Widths, tp: int, ep: int = 1, dp: int = 1, *, precis
     """The width of a model whose part on each of `tp` ranks ends within a tile, and the largest smaller tp that fits,
     or None.
 
-    `ep` of the ranks share whole experts, and each of `dp` groups of them has all of the attention. Source: see the
-    tables.
+    `ep` ranks share whole experts; each of `dp` groups of them has all of the attention. Source: see the tables.
     """
     for name, width, ranks, multiple in _parts(tile, widths, tp, ep, dp):
         if width % (ranks * multiple):
@@ -162,9 +161,7 @@ def _parts(tile: Tile, widths: Widths, tp: int, ep: int, dp: int) -> Iterator[tu
 
 
 def grouped(tile: Tile, size: Json) -> Tile:
-    """`tile` with another group size, from a script's option or from the files. -1: all inputs of a layer are one
-    group.
-    """
+    """`tile` with another group size, from a script's option or the files. -1: all inputs of a layer are one group."""
     if not isinstance(size, int) or isinstance(size, bool):
         return tile
     return replace(tile, inputs=max(size, 1))

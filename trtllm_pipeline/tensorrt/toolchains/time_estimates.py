@@ -11,10 +11,10 @@ from typing import Final
 from trtllm_pipeline.base import Cell, Machine, speeds
 from trtllm_pipeline.models import AS_IS
 from trtllm_pipeline.tensorrt.toolchains.model_shape import (
+    WEIGHT_BITS,
     Shape,
     computed,
     kv_bytes_per_token,
-    weight_bits,
     weights_bytes,
 )
 
@@ -35,7 +35,7 @@ def fetching_s(size_bytes: float) -> float:
 
 def source_bytes(cell: Cell) -> int:
     """Size of a model's published files: in 16 bits, unless they are quantized."""
-    precision = computed(cell.precision, cell.recipe) if cell.precision == AS_IS else "bf16"
+    precision = computed(cell) if cell.precision == AS_IS else "bf16"
     shape = Shape.of(cell.recipe)
     return weights_bytes(shape, precision, 1, 1) + shape.tower_bytes
 
@@ -54,7 +54,7 @@ def token_s(cell: Cell, machine: Machine, requests: int) -> float:
     take turns, so they do not speed up a token.
     """
     shape, has, tp = Shape.of(cell.recipe), speeds.speeds(machine), cell.tp
-    read = shape.read_weights(requests) * weight_bits(computed(cell.precision, cell.recipe)) / 8 / tp
+    read = shape.read_weights(requests) * WEIGHT_BITS[computed(cell)] / 8 / tp
     read += requests * (cell.isl + cell.osl / 2) * kv_bytes_per_token(shape, 2.0, cell.attention_tp, 1) / cell.dp
     computing = 2.0 * shape.computed_weights * requests / tp / has.operations
     exchanged = 2 * shape.num_hidden_layers * _ALL_REDUCE_S if tp > 1 else 0.0

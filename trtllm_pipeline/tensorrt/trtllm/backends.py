@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -13,7 +13,6 @@ from trtllm_pipeline.base import (
     Cell,
     Json,
     Machine,
-    Needs,
     Resources,
     assume,
     canonical,
@@ -31,8 +30,7 @@ from trtllm_pipeline.tensorrt.stage.base import Stage, StageContext
 from trtllm_pipeline.tensorrt.stage.calibration_rows import DEFAULT_DATA
 from trtllm_pipeline.tensorrt.stage.params import LaunchFrontend
 from trtllm_pipeline.tensorrt.stage.repository_settings import DEFAULTS
-from trtllm_pipeline.tensorrt.toolchains import companions
-from trtllm_pipeline.tensorrt.toolchains.catalog import DRAFTER, ENGINES
+from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES
 from trtllm_pipeline.tensorrt.toolchains.common_stages import exclusive, launch
 from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape, computed, weights_bytes
 from trtllm_pipeline.tensorrt.toolchains.numerics import Numerics, numerics
@@ -59,33 +57,15 @@ BACKEND: Final = "tensorrtllm"
 _OF_EVERY_STAGE: Final = frozenset(("timeout_s", "retries"))
 
 
-Starts = Callable[[Cell, StageContext[Any], Machine], Sequence[Sequence[str]]]
-
-
-def launching(
-    backend: str,
-    inputs: Mapping[str, str | tuple[str, ...]],
-    starts: Starts,
-    needs: Callable[[Cell, Machine], Needs],
-    *,
-    expected_s: float,
-    takes: Callable[[Cell, Machine], float],
-    optional: frozenset[str] = frozenset(),
-) -> Stage:
+def launching(backend: str) -> Stage:
     """The stage that serves a cell with its frontend, using the functions of `launching` for "engine" or "pytorch"."""
-    return launch(
-        LaunchFrontend,
-        f"trtllm_pipeline.tensorrt.trtllm.launching:launch_{backend}",
-        f"trtllm_pipeline.tensorrt.trtllm.launching:{backend}_starter",
-        inputs=inputs,
+    return replace(
+        launch(LaunchFrontend),
+        program=f"trtllm_pipeline.tensorrt.trtllm.launching:launch_{backend}",
+        starter=f"trtllm_pipeline.tensorrt.trtllm.launching:{backend}_starter",
         identity=("tensorrt_llm", "gpu", "triton"),
         resources=serving_takes,
         gpus=lambda context: ranks_of(context.inputs.get("engine")),
-        starts=starts,
-        needs=needs,
-        expected_s=expected_s,
-        takes=takes,
-        optional=optional | {*companions.NAMES, DRAFTER},
     )
 
 
@@ -103,7 +83,7 @@ def checkpoint_params(cell: Cell) -> dict[str, Any]:
     """The settings that determine a cell's checkpoint. Batch size and lengths do not."""
     return {
         "family": cell.recipe["family"],
-        "precision": computed(cell.precision, cell.recipe),
+        "precision": computed(cell),
         "quantization": prequantized.form_of(cell),
         "kv_cache_precision": kv_cache(cell) or NONE,
         "tp": cell.tp,
@@ -323,9 +303,7 @@ def openai_program(machine: Machine) -> str:
 
 
 def _without_mpirun(cell: Cell, machine: Machine) -> str | None:
-    """Why mpirun cannot start the ranks of a cell's engine, for the launch or the engine's check. None if it can, or is
-    not needed.
-    """
+    """Why mpirun cannot start an engine's ranks, for the launch or its check. None if it can, or is not needed."""
     ranks = world_size(cell)
     served = cell.settings["serve"]["frontend"] == FRONTEND_TRITON
     if ranks == 1 or not (served or script(machine, RUN_SCRIPT)):

@@ -58,7 +58,7 @@ class Case:
     @property
     def precision(self) -> str:
         """Precision of the cell's weights in memory. For weights used as they are, according to their files."""
-        return computed(self.cell.precision, self.cell.recipe)
+        return computed(self.cell)
 
     @property
     def drafting(self) -> Drafting | None:
@@ -137,9 +137,7 @@ def kv_share(cell: Cell) -> float:
 
 
 def kept_weights(cell: Cell) -> float:
-    """The share of its weights that an engine keeps on the GPU, in Triton and in run.py: all, unless it was built to
-    stream them.
-    """
+    """Share of its weights that an engine keeps on the GPU, in Triton and run.py: all, unless built to stream them."""
     setting = cell.settings["repository"].get("gpu_weights_percent")
     streams = cell.toolchain == ENGINES and program_options.switched(build_options(cell), "weight_streaming")
     return float(setting) if streams and isinstance(setting, (int, float)) else 1.0

@@ -91,9 +91,7 @@ class _Arguments:
 
 
 def data_type(precision: str, family: str) -> str:
-    """Data type of everything that is not quantized: the precision's own, otherwise float16, or bfloat16 for Gemma,
-    which overflows.
-    """
+    """Data type of all that is not quantized: the precision's, else float16, or bfloat16 for Gemma, which overflows."""
     return PLAIN.get(precision, "bfloat16" if family.startswith("gemma") else "float16")
 
 
@@ -129,8 +127,7 @@ def _weight_only_option(family: str) -> str:
 def convert_checkpoint(
     release: str, params: Checkpoint, program: Sequence[str], *, model: str, output: str, draft: str | None = None
 ) -> list[str]:
-    """The family's `convert_checkpoint.py`: converts a Hugging Face directory to a checkpoint of all ranks, without
-    calibration.
+    """The family's `convert_checkpoint.py`: a Hugging Face directory becomes a checkpoint of all ranks, uncalibrated.
 
     `draft` is the directory of the heads that become part of it, which have a separate `convert_checkpoint.py`.
     """
@@ -223,9 +220,7 @@ def takes_dataset(release: str) -> bool:
 
 
 def has_calibration_option(release: str) -> bool:
-    """True if `quantize.py` has an option for the calibration data, as since 0.10. In 0.10, it does not accept a
-    directory.
-    """
+    """True if `quantize.py` has an option for the calibration data: since 0.10, which does not accept a directory."""
     return not takes_dataset(release) or at_least(release, "0.11")
 
 
@@ -346,8 +341,6 @@ def unpaged(extra: Mapping[str, Json]) -> bool:
 
 
 def _excludes_paged_context(extra: Mapping[str, Json]) -> bool:
-    if not extra:
-        return False
     off = (
         program_options.switched(extra, "context_fmha") is False
         or program_options.switched(extra, "streamingllm") is True

@@ -1,5 +1,4 @@
-"""Writes a calibration set in the form that TensorRT-LLM's quantize.py reads: a directory that `datasets` loads, with a
-column `text`.
+"""Writes a calibration set for TensorRT-LLM's quantize.py: a directory that `datasets` loads, with a column `text`.
 
 A small separate program, which runs before quantize.py on the same job file.
 """

@@ -1,8 +1,7 @@
 """Time of TensorRT-LLM's stages that depends on the model's size, in seconds: see
 `tensorrt/toolchains/time_estimates.py`.
 
-Figures of builds and conversions for comparison are in `tests/data/tensorrt_llm/durations.json`, those of quantizing in
-`quantizing.json`.
+For comparison: `tests/data/tensorrt_llm/durations.json` (builds and conversions) and `quantizing.json`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from trtllm_pipeline.base import Cell, Machine, speeds
 from trtllm_pipeline.tensorrt.modelopt.calibration_memory import SATURATING_TOKENS
 from trtllm_pipeline.tensorrt.modelopt.formats import precision
 from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES
-from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape, weights_bytes
+from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape, computed, weights_bytes
 from trtllm_pipeline.tensorrt.toolchains.time_estimates import READ, token_s
 from trtllm_pipeline.tensorrt.trtllm import backends, needs
 from trtllm_pipeline.tensorrt.trtllm.case import kv_cache
@@ -40,9 +39,7 @@ _BATCH_EXPERT_S: Final = 1e-3
 _ROW_BY_ROW: Final = 14.0
 """Multiple of the lower bound for one row at a time, as in the release's script."""
 _SEARCHES: Final = 9
-"""Duration of AWQ, in forward passes: one for statistics, and one plus eleven candidates for the search, most of which
-are cheaper.
-"""
+"""AWQ in forward passes: one for statistics, one plus eleven candidates for the search, most of which are cheaper."""
 _SEARCH_KERNELS_S: Final = 50.0
 """Compiling its kernels, once per machine."""
 
@@ -50,13 +47,13 @@ _SEARCH_KERNELS_S: Final = 50.0
 def converting(cell: Cell, _machine: Machine) -> float:
     """convert_checkpoint.py: reads and writes the weights, and quantizes them on the host."""
     weights = weights_bytes(Shape.of(cell.recipe), "bf16", 1, 1) / _GB
-    encodes = needs.weights_of(cell) not in {"fp32", "fp16", "bf16"} and cell.precision != "as_is"
+    encodes = computed(cell) not in {"fp32", "fp16", "bf16"} and cell.precision != "as_is"
     return weights * (_CONVERT_PER_GB + (_ENCODE_PER_GB if encodes else 0.0))
 
 
 def building(cell: Cell, machine: Machine) -> float:
     """trtllm-build, by the size of one rank's engine: each rank has a separate worker."""
-    engine = needs.engine_bytes(Shape.of(cell.recipe), needs.weights_of(cell), cell.tp, cell.pp) / _GB
+    engine = needs.engine_bytes(Shape.of(cell.recipe), computed(cell), cell.tp, cell.pp) / _GB
     quick = at_least(installed(machine).release, _QUICK_BUILDER)
     return engine * _BUILD_PER_GB + (0.0 if quick else _TUNING_S)
 
@@ -89,7 +86,7 @@ def checking(cell: Cell, machine: Machine) -> float:
 def loading(cell: Cell, _machine: Machine) -> float:
     """Loading weights from files to GPUs: all ranks read from the same disk."""
     if cell.toolchain == ENGINES:
-        size = needs.engine_bytes(Shape.of(cell.recipe), needs.weights_of(cell), cell.tp, cell.pp) * cell.tp * cell.pp
+        size = needs.engine_bytes(Shape.of(cell.recipe), computed(cell), cell.tp, cell.pp) * cell.tp * cell.pp
     else:
-        size = weights_bytes(Shape.of(cell.recipe), needs.weights_of(cell), 1, 1)
+        size = weights_bytes(Shape.of(cell.recipe), computed(cell), 1, 1)
     return size / READ

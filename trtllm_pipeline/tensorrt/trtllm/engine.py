@@ -29,9 +29,7 @@ def run(context: StageContext[EngineBuild]) -> None:
 
 
 def check_limits(engine: Path, params: EngineBuild) -> None:
-    """Raise StageError if an engine's limits differ from the requested ones: a build that ignored an option created
-    another engine.
-    """
+    """Raise StageError if an engine's limits are not the requested ones, as after a build that ignored an option."""
     built = Engine.read(engine)
     mode = None if params.speculative is None else MODES[params.speculative]
     if mode not in {None, built.speculation}:

@@ -1,5 +1,4 @@
-"""The engine backend of TensorRT-LLM, 0.8 to 1.2 and the candidates of 1.3: checkpoints become engines, Triton serves
-them.
+"""The engine backend of TensorRT-LLM, 0.8 to candidates of 1.3: checkpoints become engines, Triton serves them.
 
 download -> quantize or convert -> build -> check -> repository -> launch -> smoke, perf, accuracy -> trtllm_bench, if requested
          -> visual, of models that take images, instead of check
@@ -228,9 +227,7 @@ def _check_buildable(context: StageContext[EngineBuild]) -> None:
 
 
 def _is_known(cell: Cell) -> bool:
-    """True if the files that a cell's script reads are known. Options of a matrix may let it read more, and draft heads
-    have separate scripts.
-    """
+    """True if the files that a script reads are known: options may let it read more, draft heads have own scripts."""
     if cell.settings["quantize"]["options"] or companions.DRAFT in cell.companions:
         return False
     return releases.FAMILIES[str(cell.recipe["family"])].script in _LOOKED_AT
@@ -259,7 +256,7 @@ def _checkpoint(cell: Cell, *, calibrated: bool) -> Checkpoint:
 
 def _build_params(cell: Cell) -> EngineBuild:
     rank, modules = companions.lora_build(cell)
-    given = case.build_options(cell)
+    given, draft = case.build_options(cell), speculation.drafting(cell)
     own = {
         "max_batch_size": cell.max_batch_size,
         "max_input_len": companions.longest_prompt(cell),
@@ -268,7 +265,7 @@ def _build_params(cell: Cell) -> EngineBuild:
         "max_num_tokens": max(
             min(case.num_tokens(cell), cell.max_batch_size * (cell.isl + cell.osl)), case.least_tokens(cell)
         ),
-        **speculation.build_params(cell),
+        **({} if draft is None else {"speculative": draft.method, "max_draft_len": draft.length}),
         "max_lora_rank": rank,
         "lora_target_modules": modules,
         "max_multimodal_len": cell.max_batch_size * cell.isl if vision.sees(cell) else None,
@@ -531,14 +528,18 @@ TOOLCHAIN: Final = Toolchain(
         BUILD_VISUAL,
         CHECK,
         REPOSITORY,
-        backends.launching(
-            "engine",
-            {"repository": "repository", "engine": "build", **{name: name for name in (*ADAPTERS, DRAFTER, VISUAL)}},
-            _server,
-            needs.serving,
+        replace(
+            backends.launching("engine"),
+            inputs={
+                "repository": "repository",
+                "engine": "build",
+                **{name: name for name in (*ADAPTERS, DRAFTER, VISUAL)},
+            },
+            optional=REPOSITORY.optional,
+            starts=_server,
+            needs=needs.serving,
             expected_s=30.0,
             takes=durations.loading,
-            optional=frozenset({VISUAL}),
         ),
         SMOKE,
         PERF,

@@ -112,7 +112,6 @@ def write_engine(
         release=installed.release,
         required=given,
         change=change,
-        models=templates.MODELS if visual is None else vision.MODELS,
         images=visual is not None,
     )
     if drafter is not None:

@@ -320,9 +320,7 @@ def serve_line(
 
 
 def _of_weights(params: WeightsRepository) -> dict[str, Any]:
-    """The LLM API's arguments for settings of Hugging Face weights that no option of trtllm-serve covers in all
-    releases.
-    """
+    """The LLM API's arguments for settings of weights that no option of trtllm-serve covers in all releases."""
     attention = {"enable_attention_dp": True} if params.enable_attention_dp else {}
     return {**attention, **arguments(params, params.llm_args)}
 

@@ -1,6 +1,4 @@
-"""LoRA adapters in the Triton models around an engine: whether it accepts an adapter, and the related parts of
-config.pbtxt.
-"""
+"""LoRA adapters in the Triton models around an engine: whether it accepts one, and their parts of config.pbtxt."""
 
 from __future__ import annotations
 
@@ -78,8 +76,7 @@ def with_cache(params: EngineRepository, rank: int, adapters: Iterable[Path], en
 
 
 def change(engine: Engine, name: str, config: model_config.ModelConfig) -> None:
-    """Let a Triton model accept adapters in the engine's data type, and let the ensemble pass them on, as it does from
-    0.16 on.
+    """Let a Triton model accept adapters in the engine's type, and let the ensemble pass them on, as from 0.16 on.
 
     Templates have FP16. The runtime refuses any type other than the engine's, or, if bytes are misread, continues
     without the adapter (issue 791 of tensorrtllm_backend).

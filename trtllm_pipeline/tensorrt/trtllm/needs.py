@@ -1,8 +1,7 @@
 """Memory and disk needs of TensorRT-LLM's stages: pure functions of a model's numbers, a cell and a machine.
 
-`model_shape.py` has the minimum for a server, which decides whether cells are refused. This module has the expected
-needs. Figures for comparison are in `tests/data/tensorrt_llm/memory.json`; `docs/project/estimates.md` has both in a
-table.
+`model_shape.py` has the minimum for a server, which decides whether cells are refused, this module the expected needs.
+Figures for comparison are in `tests/data/tensorrt_llm/memory.json` and `docs/project/estimates.md`.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from trtllm_pipeline.tensorrt.toolchains import companions, vision
 from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES
 from trtllm_pipeline.tensorrt.toolchains.companion_sizes import draft_bytes, draft_kv_bytes_per_token
 from trtllm_pipeline.tensorrt.toolchains.model_shape import (
+    WEIGHT_BITS,
     Shape,
     attention_copies,
     computed,
     kv_bytes_per_token,
     kv_element_bytes,
     state_bytes,
-    weight_bits,
     weights_bytes,
 )
 from trtllm_pipeline.tensorrt.trtllm import backends, commands
@@ -49,9 +48,7 @@ _COLLECTIVES: Final = 392 << 20
 (systems/h800_sxm.yaml).
 """
 _ACTIVATIONS_ERROR: Final = 0.35
-"""Relative error of `activation_bytes`: activations needed a third more in the worst public log
-(docs/project/estimates.md).
-"""
+"""Relative error of `activation_bytes`: the worst public log needed a third more (docs/project/estimates.md)."""
 _VISUAL_ERROR: Final = 0.85
 """The same for visual engines, for which no log was found."""
 _WEIGHT_ONLY: Final = frozenset({"int8_wo", "int4_wo", "int4_awq", "w4a8_awq"})
@@ -82,11 +79,6 @@ _COLLECTIVES_SHARED: Final = 64 << 20
 """Memory in /dev/shm for each of several ranks: an assumption."""
 
 
-def weights_of(cell: Cell) -> str:
-    """The precision of a cell's weights. If they are used as they are, according to their files."""
-    return computed(cell.precision, cell.recipe)
-
-
 def context_bytes(machine: Machine) -> int:
     """CUDA's own memory on each GPU, in bytes."""
     smallest = min((gpu.memory_bytes for gpu in machine.gpus), default=80 * GIB)
@@ -99,7 +91,7 @@ def engine_bytes(shape: Shape, precision_: str, tp: int, pp: int) -> int:
     The head is a separate array, even if a model ties it to the embedding. Each rank has a whole embedding and its part
     of the head. With several pipeline stages, the first has the embedding, the last the head.
     """
-    bits = weight_bits(precision_)
+    bits = WEIGHT_BITS[precision_]
     table = shape.vocab_size * shape.hidden_size * max(bits, 16.0) / 8
     layers = shape.layer_weights * bits / 8 / (tp * pp)
     return int(layers + (table + table / tp if pp == 1 else table))
@@ -112,7 +104,7 @@ def rank_bytes(shape: Shape, precision_: str, tp: int, pp: int, dp: int = 1) -> 
     A mixture's experts are split or distributed, which gives the same size. More GPUs than KV heads hold copies of
     their weights, and each of the `dp` groups of data parallel attention holds a copy of attention.
     """
-    bits = weight_bits(precision_)
+    bits = WEIGHT_BITS[precision_]
     share = -(-shape.num_hidden_layers // pp) / shape.num_hidden_layers
     copies = max(1 / shape.num_key_value_heads - dp / tp, 0.0) if shape.kv_lora_rank is None else 0.0
     keys = 2 * shape.kv_layers * shape.hidden_size * shape.head_dim * shape.num_key_value_heads * copies
@@ -124,16 +116,16 @@ def rank_bytes(shape: Shape, precision_: str, tp: int, pp: int, dp: int = 1) -> 
     )
 
 
-def activation_bytes(shape: Shape, tokens: int, tp: int, ep: int = 1, *, shares: bool = True) -> int:
+def activation_bytes(shape: Shape, tokens: int, tp: int, ep: int = 1) -> int:
     """Activations of a forward pass of `tokens` tokens on one GPU, in bytes: `tokens * 2 * (4 * i / tp + 7 * h)`.
 
     Four tensors of the MLP's width, or two without a gate, and seven of the hidden size are alive at once, in 16 bits.
     In a mixture, the kernels group the rows by expert: `e` rows of the hidden size before and after it, and three of
-    its width, all of which may be on one GPU if it holds whole experts. If the release `shares` memory, the input of
-    the first product uses the memory of the activation, and the first product that of the second. Source:
+    its width, all of which may be on one GPU if it holds whole experts. The input of the first product uses the memory
+    of the activation, and the first product that of the second, except in older releases. Source:
     `getWorkspaceBufferSizes` in moe_kernels.cu.
     """
-    return 2 * tokens * (_mlp_width(shape, tp, ep, shares=shares) + 7 * shape.hidden_size)
+    return 2 * tokens * (_mlp_width(shape, tp, ep, shares=True) + 7 * shape.hidden_size)
 
 
 def _mlp_width(shape: Shape, tp: int, ep: int, *, shares: bool) -> int:
@@ -149,14 +141,12 @@ def _mlp_width(shape: Shape, tp: int, ep: int, *, shares: bool) -> int:
 
 
 def engine_activation_bytes(
-    shape: Shape, precision_: str, tokens: int, rows: int, tp: int, ep: int = 1, *, shares: bool = True
+    shape: Shape, precision_: str, tokens: int, rows: int, tp: int, ep: int = 1, *, shares: bool
 ) -> int:
-    """The same for an engine ("execution context memory" in its log), which includes logits for `rows` tokens, in 16
-    bits.
+    """The same for an engine ("execution context memory" in its log), with logits for `rows` tokens in 16 bits.
 
     They share memory with the MLP, `2 * max(tokens * 4 * i / tp, rows * V) + 2 * tokens * 7 * h`. If only weights are
-    quantized, they share it with the workspace of cuBLAS: `2 * tokens * (2 * i / tp + 2 * h) + max(2 * rows * V, 32
-    MiB)`.
+    quantized, also with cuBLAS's workspace: `2 * tokens * (2 * i / tp + 2 * h) + max(2 * rows * V, 32 MiB)`.
     """
     logits, hidden = rows * shape.vocab_size, shape.hidden_size
     if precision_ in _WEIGHT_ONLY and not shape.num_experts:
@@ -207,19 +197,19 @@ def served(cell: Cell, machine: Machine) -> ServerParts:
     """
     shape, engines = Shape.of(cell.recipe), cell.toolchain == ENGINES
     split = (
-        engine_bytes(shape, weights_of(cell), cell.tp, cell.pp)
+        engine_bytes(shape, computed(cell), cell.tp, cell.pp)
         if engines
-        else rank_bytes(shape, weights_of(cell), cell.tp, cell.pp, cell.dp)
+        else rank_bytes(shape, computed(cell), cell.tp, cell.pp, cell.dp)
     )
     weights = int(split * _kept(cell))
     drafting, per_drafted = drafting_bytes(cell)
     beside = shape.tower_bytes + sum(companions.weights_bytes(cell, name) for name in companions.adapters(cell))
-    element = kv_element_bytes(weights_of(cell), kv_cache(cell))
+    element = kv_element_bytes(computed(cell), kv_cache(cell))
     tokens, batch = num_tokens(cell), cell.group_batch_size * beams(cell)
     if engines:
         rows = tokens if gathers_logits(cell) else batch
-        shares = at_least(_release(machine), _SHARED_ROWS)
-        activations = engine_activation_bytes(shape, weights_of(cell), tokens, rows, cell.tp, cell.ep, shares=shares)
+        shares = at_least(installed(machine).release, _SHARED_ROWS)
+        activations = engine_activation_bytes(shape, computed(cell), tokens, rows, cell.tp, cell.ep, shares=shares)
     else:
         activations = activation_bytes(shape, tokens, cell.tp, cell.ep)
     logits = logits_bytes(batch, shape, engines=engines)
@@ -265,7 +255,7 @@ def drafting_bytes(cell: Cell) -> tuple[int, int]:
     drafts = companions.speculation(cell)
     if drafts is not None and drafts["method"] == "mtp":
         shape = Shape.of(cell.recipe)
-        bits = weight_bits(weights_of(cell))
+        bits = WEIGHT_BITS[computed(cell)]
         layer = shape.layer_weights / shape.num_hidden_layers
         return int(layer * bits / 8), kv_bytes_per_token(shape, 2.0, cell.attention_tp, 1) // shape.kv_layers
     drafter = cell.companions.get(companions.DRAFT)
@@ -303,10 +293,10 @@ def serving_alone(cell: Cell, machine: Machine) -> Needs:
     ranks = cell.tp * cell.pp
     shape = Shape.of(cell.recipe)
     loaded = 0
-    if cell.toolchain == ENGINES and (_kept(cell) < 1 or not at_least(_release(machine), _STREAMED)):
-        loaded = ranks * engine_bytes(shape, weights_of(cell), cell.tp, cell.pp)
+    if cell.toolchain == ENGINES and (_kept(cell) < 1 or not at_least(installed(machine).release, _STREAMED)):
+        loaded = ranks * engine_bytes(shape, computed(cell), cell.tp, cell.pp)
     elif cell.toolchain != ENGINES:
-        loaded = weights_bytes(shape, weights_of(cell), 1, 1)  # the files, mapped while they are read
+        loaded = weights_bytes(shape, computed(cell), 1, 1)  # the files, mapped while they are read
         loaded += shape.tower_bytes + companions.weights_bytes(cell, companions.DRAFT)
     if companions.adapters(cell):
         cache = _number(repository.get("lora_cache_host_memory_bytes"))
@@ -353,7 +343,7 @@ def building(cell: Cell, machine: Machine) -> Needs:
     Every rank has a separate worker. Logs of three builds from 0.8 on are within 10% of it (docs/project/estimates.md).
     There is no known log of an engine that streams weights, whose GPU is smaller than they are.
     """
-    ranks, engine = cell.tp * cell.pp, engine_bytes(Shape.of(cell.recipe), weights_of(cell), cell.tp, cell.pp)
+    ranks, engine = cell.tp * cell.pp, engine_bytes(Shape.of(cell.recipe), computed(cell), cell.tp, cell.pp)
     return Needs(
         host=ranks * build_host_bytes(engine),
         gpu=engine + context_bytes(machine),
@@ -385,10 +375,8 @@ def checkpoint_bytes(cell: Cell) -> int:
     """A checkpoint, in bytes: quantized layers, embedding and head in 16 bits, and a separate head for engines."""
     shape = Shape.of(cell.recipe)
     if cell.toolchain == ENGINES:
-        return engine_bytes(shape, weights_of(cell), 1, 1)
-    bits = weight_bits(weights_of(cell))
-    tables = shape.weights - shape.layer_weights
-    return int((shape.layer_weights * bits + tables * max(bits, 16.0)) / 8) + shape.tower_bytes
+        return engine_bytes(shape, computed(cell), 1, 1)
+    return rank_bytes(shape, computed(cell), 1, 1) + shape.tower_bytes
 
 
 def converting(cell: Cell, _machine: Machine) -> Needs:
@@ -397,7 +385,7 @@ def converting(cell: Cell, _machine: Machine) -> Needs:
     Based on how it works: it loads the whole model and creates one rank after another. No public figure was found.
     """
     shape = Shape.of(cell.recipe)
-    rank = weights_bytes(shape, weights_of(cell), cell.tp, cell.pp)
+    rank = weights_bytes(shape, computed(cell), cell.tp, cell.pp)
     return Needs(
         host=_RUNTIME + weights_bytes(shape, "bf16", 1, 1) + rank, leaves=checkpoint_bytes(cell), assumed=("host",)
     )
@@ -447,8 +435,7 @@ def quantizing_on(cell: Cell, machine: Machine, gpus: int) -> Needs:
 
 
 def _share(shape: Shape, gpus: int) -> int:
-    """16-bit weights on the fullest of several GPUs, in bytes: whole layers, distributed as evenly as possible, and
-    embedding or head.
+    """16-bit weights on the fullest of several GPUs, in bytes: whole layers, spread evenly, and embedding or head.
 
     Source: accelerate's `get_balanced_memory` and `infer_auto_device_map`.
     """
@@ -461,10 +448,6 @@ def calibration_rows(cell: Cell) -> Mapping[str, int]:
     calibration = backends.calibration(cell)
     numbers = {"samples": MOST, "max_length": MOST}
     return {name: int(_number(calibration.get(name)) or usual) for name, usual in numbers.items()}
-
-
-def _release(machine: Machine) -> str:
-    return installed(machine).release
 
 
 def _number(value: Json) -> float | None:

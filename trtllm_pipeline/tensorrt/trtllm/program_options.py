@@ -167,9 +167,7 @@ def decided(tool: Tool, key: str) -> str | None:
 
 
 def render(tool: Tool, release: str, options: Mapping[str, Json]) -> list[str]:
-    """A user's options as arguments. They are as in a matrix (no dashes needed, true and false for on and off) and have
-    passed `check_extra`.
-    """
+    """A user's options as arguments: as in a matrix (dashes optional, true and false), and checked by `check_extra`."""
     arguments: list[str] = []
     for key, value in options.items():
         name = spelling(key)
@@ -219,8 +217,7 @@ def check_extra(
 ) -> tuple[str, ...]:
     """The faults of a user's options for `tool`, one sentence each. Empty if they can be passed.
 
-    `installed_help` is the installed program's `--help` output. With it, that output determines the options and values,
-    and the table only explains.
+    `installed_help`, the installed program's `--help` output, decides on options and values; the table then explains.
     """
     if not options:
         return ()

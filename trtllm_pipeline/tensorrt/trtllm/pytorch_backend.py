@@ -1,5 +1,4 @@
-"""The PyTorch backend of TensorRT-LLM, 1.0 and later, the only one since engines were removed: weights are served as
-they are.
+"""The PyTorch backend of TensorRT-LLM, 1.0 and later: weights are served as they are. Newer releases have no other.
 
 download -> quantize (to a Hugging Face checkpoint, or not at all) -> repository -> launch -> smoke, perf, accuracy
          -> trtllm_bench, if requested
@@ -8,6 +7,7 @@ download -> quantize (to a Hugging Face checkpoint, or not at all) -> repository
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,11 +51,6 @@ _READ: Final = {"triton": _SETTINGS, "trtllm_serve": _SERVED, "disaggregated": _
 def _quantized(cell: Cell) -> bool:
     """True if we quantize the weights or the cache."""
     return cell.precision != AS_IS and (cell.precision not in _UNQUANTIZED or case.kv_cache(cell) is not None)
-
-
-def _checkpoint(cell: Cell) -> HuggingFaceCheckpoint:
-    calibration = {"calibration": backends.calibration(cell)}
-    return load(HuggingFaceCheckpoint, backends.checkpoint_params(cell), calibration, cell.settings["quantize"])
 
 
 def _quantize(context: StageContext[HuggingFaceCheckpoint], machine: Machine) -> Sequence[Sequence[str]]:
@@ -128,7 +123,12 @@ QUANTIZE: Final = Stage(
     inputs={"model": "download"},
     applies=lambda cell, _machine: _quantized(cell),
     params=HuggingFaceCheckpoint,
-    read=_checkpoint,
+    read=lambda cell: load(
+        HuggingFaceCheckpoint,
+        backends.checkpoint_params(cell),
+        {"calibration": backends.calibration(cell)},
+        cell.settings["quantize"],
+    ),
     file_names=("calibration_data",),
     files=backends.calibration_data,
     settle=with_true_samples,
@@ -260,15 +260,12 @@ TOOLCHAIN: Final = Toolchain(
         *companions.FETCH_ADAPTERS,
         QUANTIZE,
         REPOSITORY,
-        backends.launching(
-            "pytorch",
-            {
-                "repository": "repository",
-                "model": ("quantize", "download"),
-                **{name: name for name in companions.NAMES},
-            },
-            _server,
-            needs.serving,
+        replace(
+            backends.launching("pytorch"),
+            inputs={"repository": "repository", **REPOSITORY.inputs},
+            optional=REPOSITORY.optional,
+            starts=_server,
+            needs=needs.serving,
             expected_s=60.0,
             takes=durations.loading,
         ),

@@ -188,9 +188,7 @@ HEADS: Final = ("medusa", "eagle")
 
 
 def convert_script(release: str, family: str, heads: str | None = None) -> str:
-    """Path of the `convert_checkpoint.py` of a family, or of heads that become part of a checkpoint, inside the
-    directory `examples`.
-    """
+    """Path, in `examples`, of the `convert_checkpoint.py` of a family, or of heads that become part of a checkpoint."""
     if heads is not None:
         return f"{heads}/convert_checkpoint.py"
     known = FAMILIES[family]

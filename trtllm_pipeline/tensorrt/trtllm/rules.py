@@ -498,7 +498,7 @@ def unlisted_gpu(machine: Machine) -> str | None:
 
 def by_marlin(cell: Cell, machine: Machine) -> str | None:
     """A warning for NVFP4 weights on SM 89, or None. Source: as for `gpu_precision`; for mixtures, the same probe."""
-    if machine.sm != 89 or computed(cell.precision, cell.recipe) != "nvfp4":
+    if machine.sm != 89 or computed(cell) != "nvfp4":
         return None
     mixture = "; a mixture needs settings.repository.llm_args.moe_config.backend: MARLIN" * bool(
         cell.recipe.get("num_experts")

@@ -32,9 +32,7 @@ UNCHECKED: Final = frozenset(("medusa",))
 LOOKAHEAD: Final = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
 """The repository's settings of lookahead decoding, (W, N, G)."""
 SHARE: Final = 0.5
-"""Default share of free memory for the KV cache of each of two engines on one GPU: as in the README of
-examples/draft_target_model.
-"""
+"""Default share of free memory for the KV caches of two engines on one GPU, each: as in examples/draft_target_model."""
 DEFAULTS: Final = {"num_medusa_heads": 4, "num_medusa_layers": 1, "num_eagle_layers": 4, "max_non_leaves_per_layer": 10}
 """Options of the converters."""
 
@@ -62,9 +60,7 @@ class Drafting:
 
 
 def drafting(cell: Cell) -> Drafting | None:
-    """How the engine of a cell drafts tokens. None for other backends, without speculative decoding, and for methods
-    that no engine has.
-    """
+    """How the cell's engine drafts tokens. None for other backends, without drafting, and for methods of no engine."""
     speculation = companions.speculation(cell)
     if cell.toolchain != ENGINES or speculation is None or speculation["method"] not in MODES:
         return None
@@ -99,12 +95,6 @@ def check_params(cell: Cell) -> dict[str, Any]:
         return {}
     sizes = tuple(_size(cell, name) for name in LOOKAHEAD) if draft.method == "lookahead" else ()
     return {"speculative": draft.method, "lookahead": sizes}
-
-
-def build_params(cell: Cell) -> dict[str, Any]:
-    """Parameters that a method adds to a cell's engine."""
-    draft = drafting(cell)
-    return {} if draft is None else {"speculative": draft.method, "max_draft_len": draft.length}
 
 
 def drafter(cell: Cell) -> Cell | None:

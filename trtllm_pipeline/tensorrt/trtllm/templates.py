@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -81,7 +81,10 @@ def values_of(
     """The values of the known placeholders that have one. `visual` is the directory of the visual engine of a model
     that accepts images. Raises StageError.
     """
-    values = {} if visual is None else _of_images(visual, tokenizer)
+    values: dict[str, str] = {}
+    if visual is not None:  # releases have two names for its directory
+        values = dict.fromkeys(("visual_model_path", "multimodal_model_path"), str(visual.absolute()))
+        values |= {"hf_model_path": str(tokenizer.absolute()), "max_num_images": "1"}
     for name, setting in SETTINGS.items():
         value = getattr(params, name)
         value = setting.usual if value is None else value
@@ -101,13 +104,6 @@ def values_of(
     }
 
 
-def _of_images(visual: Path, model: Path) -> dict[str, str]:
-    """Parameters of a visual engine. Releases have two names for its directory."""
-    folder = str(visual.absolute())
-    values = {"visual_model_path": folder, "multimodal_model_path": folder, "hf_model_path": str(model.absolute())}
-    return {**values, "max_num_images": "1"}
-
-
 def fill(
     templates: Path,
     out: Path,
@@ -115,20 +111,18 @@ def fill(
     *,
     release: str,
     required: Iterable[str] = (),
-    models: Sequence[str] = MODELS,
     change: Callable[[str, model_config.ModelConfig], None] = lambda _name, _config: None,
     images: bool = False,
 ) -> None:
-    """Write `models` into the directory `out`, filled from `all_models/inflight_batcher_llm` at `templates`. With
-    `images`, models in `all_models/multimodal` are taken from there.
+    """Write the models into the directory `out`, filled from `all_models/inflight_batcher_llm` at `templates`. With
+    `images`, those for images, and what `all_models/multimodal` has is taken from there.
 
     `change` may change each model, by its name, after it was filled.
 
     `required` are the placeholders for which the user set a value. Raises StageError if no file has one of them, since
-    the setting would have no effect; and for missing templates, a bare placeholder without a value, or a result that is
-    not a ModelConfig.
+    the setting would have no effect; for missing templates, a bare placeholder without a value, or an invalid result.
     """
-    folders = {name: _folder(templates, name, images=images) for name in models}
+    folders = {name: _folder(templates, name, images=images) for name in (vision.MODELS if images else MODELS)}
     lacking = [name for name, folder in folders.items() if not (folder / model_config.FILE_NAME).is_file()]
     if lacking:
         raise StageError(
@@ -136,7 +130,7 @@ def fill(
             failure=FailureClass.USER,
             hint=f"name the all_models directory of TensorRT-LLM {release}: pipeline doctor shows the search path",
         )
-    texts = {name: (folders[name] / model_config.FILE_NAME).read_text(encoding="utf-8") for name in models}
+    texts = {name: (folders[name] / model_config.FILE_NAME).read_text(encoding="utf-8") for name in folders}
     check_required(required, _places(texts.values()), release)
     for name, text in texts.items():
         path = folders[name] / model_config.FILE_NAME

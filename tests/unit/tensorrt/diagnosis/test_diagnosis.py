@@ -183,160 +183,141 @@ def test_what_follows_from_a_cause_is_none(tmp_path: Path) -> None:
     assert 3 in [line.number for line in telling_lines([symptoms])]
 
 
-def test_a_signature_is_certain_only_where_the_form_of_the_log_agrees(tmp_path: Path) -> None:
-    """What stands beside the first error, in the code of its traceback too, may be another matter."""
-    for lines, key, number in (
-        (["[TensorRT-LLM][ERROR] Failed to deserialize cuda engine", "Duplicate GPU detected"], "engine-file", 1),
-        (["[TensorRT-LLM][ERROR] the moon is full", "error: Duplicate GPU detected"], None, 1),
-        (["FutureWarning: Duplicate GPU detected", "ValueError: the moon is full"], None, 2),
-        (["There are not enough slots available in the system", "ValueError: the moon is full"], None, 2),
-        (["-" * 76, "There are not enough slots available in the system", "ValueError: x"], "mpi-slots", 2),
-        (["There are not enough slots available in the system"], "mpi-slots", 1),
-        (["Traceback (most recent call last):", "  # CUDA out of memory", "ValueError: x"], None, 3),
-        (["E1122 x.cc:1] Stub process is unhealthy. CUDA out of memory"], "gpu-memory", 1),
-        (["ValueError: no file or directory", "FileNotFoundError: x"], None, 1),
-        (["ValueError: the moon is not supported"], "not-supported", 1),
-    ):
-        found = first_cause([log(tmp_path, *lines)])
-        assert (found.signature and found.signature.key, found.line.number) == (key, number)
-        assert found.certain == (key == "mpi-slots")
-
-
-def test_of_causes_of_two_kinds_none_is_certain(tmp_path: Path) -> None:
-    """Nor is one that no program calls an error, where other causes have its words as well."""
-    for lines, certain in (
-        (["ValueError: Duplicate GPU detected"], True),
-        (["ValueError: Duplicate GPU detected", "ValueError: mpiSize == tp * pp"], True),
-        (["ValueError: Duplicate GPU detected", "OSError: No space left on device"], False),
-        (["ValueError: Duplicate GPU detected", "FutureWarning: No space left on device"], True),
-        (["ValueError: CUDA out of memory"], True),
-        (["it says: CUDA out of memory"], False),
-    ):
-        found = first_cause([log(tmp_path, *lines)])
-        assert (found.certain, found.line.number) == (certain, 1)
-
-
-@pytest.mark.parametrize(
-    ("above", "certain"),
-    [
-        ((), True),
-        (("WARNING: the moon is full",), True),
-        (("FutureWarning: CUDA out of memory",), False),
-        (("it could not load the moon: No such file or directory",), False),
-        (("Ignored error: Permission denied: '/moon'",), False),
-        (("Floating point exception!",), False),
-        (("[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)",), True),
-    ],
+TRACE = ("Traceback (most recent call last):", '  File "a.py", line 3, in f')
+MOON = "ValueError: the moon is full"
+FULL = "OSError: No space left on device"
+TWICE = "Duplicate GPU detected"
+SLOTS = "There are not enough slots available in the system"
+DURING = ("", "During handling of the above exception, another exception occurred:", "")
+BECAUSE = ("", "The above exception was the direct cause of the following exception:", "")
+SYMBOL = "ImportError: /venv/x.so: undefined symbol: "
+LIMIT = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-02T03:00:11 DUE TO TIME LIMIT ***"
+WATCHDOG = (
+    "[rank1]:[E304 08:31:44.120311 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=3, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600071 milliseconds"
 )
-def test_what_stands_above_a_cause_may_be_the_cause(tmp_path: Path, above: tuple[str, ...], *, certain: bool) -> None:
-    """Something of another kind, if its words are known, or if it was a crash."""
-    found = first_cause([log(tmp_path, *above, "OSError: No space left on device")])
-    assert found is not None
-    assert found.signature is not None
-    assert (found.signature.key, found.certain) == ("disk-full", certain)
+KILLED = "mpirun noticed that process rank 0 with PID 7 on node n exited on signal 9 (Killed)."
+MEMORY = "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+SAID = {
+    # rule -> logs, each as: what `said_of` says of it, and its lines
+    "certain only where the form agrees: what stands beside the first error, also in code, may be another matter": (
+        ("engine-file?: 1", "[TensorRT-LLM][ERROR] Failed to deserialize cuda engine", TWICE),
+        ("unknown?: 1", "[TensorRT-LLM][ERROR] the moon is full", f"error: {TWICE}"),
+        ("unknown?: 2", f"FutureWarning: {TWICE}", MOON),
+        ("unknown?: 2", SLOTS, MOON),
+        ("mpi-slots: 2", "-" * 76, SLOTS, "ValueError: x"),
+        ("mpi-slots: 1", SLOTS),
+        ("unknown?: 3", "Traceback (most recent call last):", "  # CUDA out of memory", "ValueError: x"),
+        ("gpu-memory?: 1", "E1122 x.cc:1] Stub process is unhealthy. CUDA out of memory"),
+        ("unknown?: 1", "ValueError: no file or directory", "FileNotFoundError: x"),
+    ),
+    "of causes of two kinds none is certain, nor is one that no program calls an error": (
+        ("gpu-twice: 1", f"ValueError: {TWICE}"),
+        ("gpu-twice: 1", f"ValueError: {TWICE}", "ValueError: mpiSize == tp * pp"),
+        ("gpu-twice?: 1", f"ValueError: {TWICE}", FULL),
+        ("gpu-twice: 1", f"ValueError: {TWICE}", "FutureWarning: No space left on device"),
+        ("gpu-memory: 1", "ValueError: CUDA out of memory"),
+        ("gpu-memory?: 1", "it says: CUDA out of memory"),
+    ),
+    "of two causes the first counts": (
+        ("ranks: 2", "loading", "[TensorRT-LLM][ERROR] Assertion failed: mpiSize == tp * pp (1 != 2)", "more", TWICE),
+        (
+            "gpu-twice: 2",
+            "loading",
+            f"[1] NCCL WARN {TWICE} : rank 0",
+            "more",
+            "[E] Assertion failed: mpiSize == tp * pp",
+        ),
+    ),
+    "what stands above may be the cause: something of another kind if its words are known, or a crash": (
+        ("disk-full: 1", FULL),
+        ("disk-full: 2", "WARNING: the moon is full", FULL),
+        ("disk-full?: 2", "FutureWarning: CUDA out of memory", FULL),
+        ("disk-full?: 2", "it could not load the moon: No such file or directory", FULL),
+        ("disk-full?: 2", "Ignored error: Permission denied: '/moon'", FULL),
+        ("disk-full?: 2", "Floating point exception!", FULL),
+        ("disk-full: 2", "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)", FULL),
+    ),
+    "not certain before an exception of another kind: the program went on after the line": (
+        ("gpu-twice?: 1", f"[E] 2: {TWICE}", "loading", "loading", *TRACE, MOON),
+        ("gpu-twice: 1", f"[E] 2: {TWICE}", "loading", "loading", *TRACE, "RuntimeError: mpiSize == tp * pp"),
+    ),
+    "not certain if no program calls it an error and the program went on": (
+        ("mpi-slots?: 1", SLOTS, "[I] step 1 done", "[I] step 2 done"),
+    ),
+    "words that other causes have as well give a hint and are not certain": (
+        ("weights-missing: 1", "RuntimeError: Required but not provided tensors:{'lm_head.weight'}"),
+        ("weights-missing?: 1", "KeyError: 'model.layers.0.self_attn.q_proj.weight'"),
+        ("permission: 1", "PermissionError: [Errno 13] Permission denied: '/engines/config.json'"),
+        ("permission?: 1", "git@example.com: Permission denied"),
+        ("python-module: 1", "ModuleNotFoundError: No module named 'tensorrt'"),
+        ("python-module?: 1", "ModuleNotFoundError: No module named 'google.protobuf'"),
+        ("python-module: 1", "ImportError: cannot import name 'f' from 'sea' (/venv/lib/site-packages/sea/a.py)"),
+        ("python-module?: 1", "ImportError: cannot import name 'f' from 'sea' (/home/u/sea.py)"),
+    ),
+    "of a chain, the first exception counts, and none is certain if its start is cut off": (
+        ("disk-full: 4", "loading", *TRACE, FULL),
+        ("disk-full?: 7", "    raise x", *DURING, *TRACE, FULL),
+        ("disk-full?: 3", *TRACE, MOON, *BECAUSE, *TRACE, FULL),
+        ("disk-full: 3", *TRACE, FULL, *BECAUSE, *TRACE, MOON),
+    ),
+    "a time limit after a crash is its consequence": (
+        ("job-time-limit?: 2", "step 9 done", LIMIT),
+        ("crash?: 1", "Floating point exception!", LIMIT),
+    ),
+    # A library of the toolkit or of the system is the likely cause, and which one it is has to be found out.
+    "the name of a missing symbol tells whose it is": (
+        ("undefined-symbol: 1", f"{SYMBOL}_ZN3c105ErrorC2ENS_14SourceLocationE"),
+        ("undefined-symbol: 1", f"{SYMBOL}_ZN2at4_ops9is_pinned4callERKNS_6TensorE"),
+        ("undefined-symbol: 1", f"{SYMBOL}_ZN8nvinfer114IBuilderConfigE"),
+        ("driver-symbol: 1", f"{SYMBOL}cuGreenCtxCreate, version libcuda.so.1"),
+        ("driver-symbol: 1", f"{SYMBOL}cuMulticastCreate"),
+        ("driver-symbol: 1", f"{SYMBOL}nvmlDeviceGetGpuFabricInfoV"),
+        ("python-symbol: 1", f"{SYMBOL}PyUnicode_AsUTF8AndSize"),
+        ("library-symbol?: 1", f"{SYMBOL}cuFileDriverOpen"),
+        ("library-symbol?: 1", f"{SYMBOL}cudaGetDriverEntryPointByVersion, version libcudart.so.12"),
+        ("library-symbol?: 1", f"{SYMBOL}cublasLtMatmul"),
+        ("library-symbol?: 1", f"{SYMBOL}ncclCommWindowRegister"),
+        ("library-symbol?: 1", f"{SYMBOL}_ZNSt7__cxx1118basic_stringstreamIcSt11char_traitsIcESaIcEEC1Ev"),
+        ("library-symbol?: 1", f"{SYMBOL}mlx5dv_devx_obj_create"),
+    ),
+    "a kill is not certain: only the kernel's count tells of memory; it comes before what the next program lacks": (
+        ("killed?: 2", "loading weights", "Killed"),
+        ("killed?: 2", "Received sigquit from a child process. It usually means the child failed.", "Killed"),
+        ("killed?: 2", "Converting checkpoints...", "Killed", *TRACE, "FileNotFoundError: [Errno 2] No such file: 'x'"),
+    ),
+    "ranks wait in vain for one that failed, and a launcher kills those that waited in vain": (
+        ("collective-timeout?: 1", WATCHDOG, KILLED),
+        ("killed?: 1", KILLED, WATCHDOG),
+        ("gpu-memory: 1", MEMORY, WATCHDOG, KILLED),
+        ("gpu-memory: 2", WATCHDOG, MEMORY),
+    ),
+    "what names a consequence is never certain": (
+        ("killed?: 1", "Killed"),
+        ("gpu-fault?: 1", "RuntimeError: CUDA error: unspecified launch failure"),
+        ("nccl?: 1", "RuntimeError: NCCL error: unhandled system error"),
+        ("server-unreachable?: 1", "ConnectionRefusedError: [Errno 111] Connection refused"),
+        ("none: 0", "RuntimeError: Engine core initialization failed. See root cause above."),
+        (
+            "collective-timeout?: 1",
+            "[Rank 6] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE)",
+        ),
+        ("engine-file?: 1", "[TensorRT-LLM][ERROR] Failed to deserialize cuda engine"),
+        ("container-gpu?: 1", "nvidia-container-cli: device error: 3: unknown device"),
+        ("mpi-daemon?: 1", "ORTE was unable to reliably start one or more daemons."),
+        ("unknown-model?: 1", "Request for unknown model: 'm' is not found"),
+        ("cpu-instructions?: 1", "Illegal instruction (core dumped)"),
+        ("startup-timeout?: 1", "TimeoutError: Timed out waiting for engine core processes to start"),
+        ("model-files?: 1", "OSError: Can't load tokenizer for '/models/m'."),
+        ("none: 0", "http.client.RemoteDisconnected: Remote end closed connection without response"),
+    ),
+}
 
 
-def test_a_line_is_not_certain_before_an_exception_of_another_kind(tmp_path: Path) -> None:
-    """The program went on after the line, and the exception ended it."""
-    trace = ("Traceback (most recent call last):", '  File "a.py", line 3, in f')
-    for last, certain in (("ValueError: the moon is full", False), ("RuntimeError: mpiSize == tp * pp", True)):
-        found = first_cause([log(tmp_path, "[E] 2: Duplicate GPU detected", "loading", "loading", *trace, last)])
-        assert found is not None
-        assert (found.line.number, found.certain) == (1, certain)
-
-
-@pytest.mark.parametrize(
-    ("line", "key", "certain"),
-    [
-        ("RuntimeError: Required but not provided tensors:{'lm_head.weight'}", "weights-missing", True),
-        ("KeyError: 'model.layers.0.self_attn.q_proj.weight'", "weights-missing", False),
-        ("PermissionError: [Errno 13] Permission denied: '/engines/config.json'", "permission", True),
-        ("git@example.com: Permission denied", "permission", False),
-        ("ModuleNotFoundError: No module named 'tensorrt'", "python-module", True),
-        ("ModuleNotFoundError: No module named 'google.protobuf'", "python-module", False),
-        ("ImportError: cannot import name 'f' from 'sea' (/venv/lib/site-packages/sea/a.py)", "python-module", True),
-        ("ImportError: cannot import name 'f' from 'sea' (/home/u/sea.py)", "python-module", False),
-    ],
-)
-def test_words_that_other_causes_have_as_well_give_a_hint_and_are_not_certain(
-    tmp_path: Path, line: str, key: str, *, certain: bool
-) -> None:
-    found = first_cause([log(tmp_path, line)])
-    assert found is not None
-    assert found.signature is not None
-    assert (found.signature.key, found.certain) == (key, certain)
-    assert found.hint
-
-
-def test_a_line_that_no_program_calls_an_error_is_not_certain_if_the_program_went_on(tmp_path: Path) -> None:
-    slots = "There are not enough slots available in the system"
-    for after, certain in ((), True), (("[I] step 1 done", "[I] step 2 done"), False):
-        found = first_cause([log(tmp_path, slots, *after)])
-        assert found is not None
-        assert found.certain == certain
-
-
-def test_the_rest_of_a_chain_whose_start_is_cut_off_is_not_certain(tmp_path: Path) -> None:
-    link = "During handling of the above exception, another exception occurred:"
-    trace = ("Traceback (most recent call last):", '  File "a.py", line 3, in f', "OSError: No space left on device")
-    for above, certain in (("loading",), True), (("    raise x", "", link, ""), False):
-        found = first_cause([log(tmp_path, *above, *trace)])
-        assert found is not None
-        assert found.certain == certain
-
-
-def test_a_time_limit_after_a_crash_is_its_consequence(tmp_path: Path) -> None:
-    limit = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-02T03:00:11 DUE TO TIME LIMIT ***"
-    for lines, key, number in (
-        (("step 9 done", limit), "job-time-limit", 2),
-        (("Floating point exception!", limit), "crash", 1),
-    ):
-        found = first_cause([log(tmp_path, *lines)])
-        assert found is not None
-        assert found.signature is not None
-        assert (found.signature.key, found.line.number) == (key, number)
-
-
-@pytest.mark.parametrize(
-    ("symbol", "key", "certain"),
-    [
-        ("_ZN3c105ErrorC2ENS_14SourceLocationE", "undefined-symbol", True),
-        ("_ZN2at4_ops9is_pinned4callERKNS_6TensorE", "undefined-symbol", True),
-        ("_ZN8nvinfer114IBuilderConfigE", "undefined-symbol", True),
-        ("cuGreenCtxCreate, version libcuda.so.1", "driver-symbol", True),
-        ("cuMulticastCreate", "driver-symbol", True),
-        ("nvmlDeviceGetGpuFabricInfoV", "driver-symbol", True),
-        ("PyUnicode_AsUTF8AndSize", "python-symbol", True),
-        # A library of the toolkit or of the system is the likely cause, and which one it is has to be found out.
-        ("cuFileDriverOpen", "library-symbol", False),
-        ("cudaGetDriverEntryPointByVersion, version libcudart.so.12", "library-symbol", False),
-        ("cublasLtMatmul", "library-symbol", False),
-        ("ncclCommWindowRegister", "library-symbol", False),
-        ("_ZNSt7__cxx1118basic_stringstreamIcSt11char_traitsIcESaIcEEC1Ev", "library-symbol", False),
-        ("mlx5dv_devx_obj_create", "library-symbol", False),
-    ],
-)
-def test_the_name_of_a_missing_symbol_tells_whose_it_is(
-    tmp_path: Path, symbol: str, key: str, *, certain: bool
-) -> None:
-    found = first_cause([log(tmp_path, f"ImportError: /venv/x.so: undefined symbol: {symbol}")])
-    assert (found.signature.key, found.certain) == (key, certain)
-
-
-def test_a_kill_is_no_certain_cause(tmp_path: Path) -> None:
-    """Whether it was for memory, only the kernel's count can tell."""
-    for before in ("loading weights", "Received sigquit from a child process. It usually means the child failed."):
-        found = first_cause([log(tmp_path, before, "Killed")])
-        assert (found.killed, found.certain, found.line.number) == (True, False, 2)
-
-
-def test_a_program_of_a_script_that_was_killed_comes_before_what_the_next_one_lacks(tmp_path: Path) -> None:
-    missing = (
-        "Traceback (most recent call last):",
-        "FileNotFoundError: [Errno 2] No such file or directory: 'config.json'",
-    )
-    found = first_cause([log(tmp_path, "Converting checkpoints...", "Killed", *missing)])
-    assert (found.killed, found.line.number) == (True, 2)
+@pytest.mark.parametrize("rule", SAID)
+def test_signature_certainty_and_line(rule: str, tmp_path: Path) -> None:
+    for said, *lines in SAID[rule]:
+        assert said_of(log(tmp_path, *lines).path) == said, lines
 
 
 CONTRARY = {
@@ -371,57 +352,6 @@ def test_words_of_a_cause_in_a_log_of_something_else_are_not_certain(form: str, 
         assert not found.certain, signature.key
 
 
-def test_what_names_a_consequence_is_never_certain(tmp_path: Path) -> None:
-    for words in (
-        "Killed",
-        "RuntimeError: CUDA error: unspecified launch failure",
-        "RuntimeError: NCCL error: unhandled system error",
-        "ConnectionRefusedError: [Errno 111] Connection refused",
-        "RuntimeError: Engine core initialization failed. See root cause above.",
-        "[Rank 6] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE)",
-        "[TensorRT-LLM][ERROR] Failed to deserialize cuda engine",
-        "nvidia-container-cli: device error: 3: unknown device",
-        "ORTE was unable to reliably start one or more daemons.",
-        "Request for unknown model: 'm' is not found",
-        "Illegal instruction (core dumped)",
-        "TimeoutError: Timed out waiting for engine core processes to start",
-        "OSError: Can't load tokenizer for '/models/m'.",
-        "http.client.RemoteDisconnected: Remote end closed connection without response",
-    ):
-        found = first_cause([log(tmp_path, words)])
-        assert found is None or not found.certain, words
-
-
-def test_of_a_timeout_and_what_made_or_ended_it_the_first_counts(tmp_path: Path) -> None:
-    """Ranks wait in vain for one that failed, and a launcher kills those that waited in vain."""
-    watchdog = (
-        "[rank1]:[E304 08:31:44.120311 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation timeout: "
-        "WorkNCCL(SeqNum=3, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600071 milliseconds"
-    )
-    killed = "mpirun noticed that process rank 0 with PID 7 on node n exited on signal 9 (Killed)."
-    memory = "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
-    for lines, key, number in (
-        ((watchdog, killed), "collective-timeout?", 1),
-        ((killed, watchdog), "killed?", 1),
-        ((memory, watchdog, killed), "gpu-memory", 1),
-        ((watchdog, memory), "gpu-memory", 2),
-    ):
-        found = first_cause([log(tmp_path, *lines)])
-        assert (f"{found.signature.key}{'' if found.certain else '?'}", found.line.number) == (key, number)
-
-
-def test_words_of_another_exception_of_a_chain_are_not_certain(tmp_path: Path) -> None:
-    first = ("Traceback (most recent call last):", "ValueError: the moon is full")
-    link = "The above exception was the direct cause of the following exception:"
-    second = ("Traceback (most recent call last):", "OSError: No space left on device")
-    for lines, certain, number in (
-        ((*first, "", link, "", *second), False, 2),
-        ((*second, "", link, "", *first), True, 2),
-    ):
-        found = first_cause([log(tmp_path, *lines)])
-        assert (found.signature.key, found.certain, found.line.number) == ("disk-full", certain, number)
-
-
 def test_a_kind_of_trouble_has_a_hint_and_decides_nothing(tmp_path: Path) -> None:
     found = first_cause([log(tmp_path, "ValueError: the moon is not supported")])
     assert (found.signature.failure, found.failure) == (FailureClass.INFEASIBLE, FailureClass.BUG)
@@ -430,14 +360,6 @@ def test_a_kind_of_trouble_has_a_hint_and_decides_nothing(tmp_path: Path) -> Non
         None,
     )
     assert found.hint
-
-
-def test_of_two_causes_the_first_counts(tmp_path: Path) -> None:
-    one = "[TensorRT-LLM][ERROR] Assertion failed: mpiSize == tp * pp (1 != 2)"
-    other = "[1] NCCL WARN Duplicate GPU detected : rank 0 and rank 1"
-    for first, second, key in ((one, other, "ranks"), (other, one, "gpu-twice")):
-        found = first_cause([log(tmp_path, "loading", first, "more", second)])
-        assert found.signature.key == key
 
 
 def test_a_cause_in_another_rank_s_log_is_named_by_file_and_line(tmp_path: Path) -> None:

@@ -166,11 +166,12 @@ def test_a_dead_server_is_started_again_on_its_ports(
     assert said.count("ready: ") == 4
 
 
-def test_a_server_that_keeps_dying_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("restarts", [3, 0])  # a pipeline's server is not started again
+def test_a_server_that_keeps_dying_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int) -> None:
     dying = Dying(9, monkeypatch)
     with pytest.raises(ServerError, match="SIGSEGV"):
-        dying.run(tmp_path, restarts=3)
-    assert (len(dying.settings), dying.stopped) == (4, 4)
+        dying.run(tmp_path, restarts=restarts)
+    assert (len(dying.settings), dying.stopped) == (restarts + 1, restarts + 1)
 
 
 def test_a_server_is_started_again_for_a_dead_model(
@@ -210,13 +211,6 @@ def test_who_reaches_it_is_said_on_stderr(
 ) -> None:
     Dying(0, monkeypatch).run(tmp_path, host=host)
     assert ("docs/security.md" in capsys.readouterr().err) is warned
-
-
-def test_a_pipeline_s_server_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dying = Dying(1, monkeypatch)
-    with pytest.raises(ServerError, match="SIGSEGV"):
-        dying.run(tmp_path, restarts=0)
-    assert len(dying.settings) == 1
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.contexts import context
+from tests.helpers.adapters import write_tensors
 from tests.standins.programs import quantize
 from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.base.errors import FailureClass, MatrixError, ServerError, StageError
@@ -41,14 +42,8 @@ CONFIG = {
 FP8 = {"precision": "fp8", "kv_cache_precision": "none"}
 
 
-def safetensors(path: Path, tensors: int = 1) -> None:
-    """A file with tensors of 4 bytes each."""
-    header = {
-        f"t{index}": {"dtype": "F16", "shape": [2], "data_offsets": [4 * index, 4 * index + 4]}
-        for index in range(tensors)
-    }
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(4 * tensors))
+def safetensors(path: Path) -> None:
+    write_tensors(path, {"t": np.zeros(1, np.float32)})
 
 
 @pytest.fixture

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.helpers import trtllm_cells
-from tests.helpers.trtllm_cells import settings_of
-from trtllm_pipeline.base.domain import Cell, CellId, Json
+from trtllm_pipeline.base.domain import Cell, Json
 from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.base.machine.model import Gpu, Machine, TensorRTLLM
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
@@ -57,26 +57,21 @@ def _machine(
     )
 
 
-def _cell(model: dict[str, Json] = QWEN2_7B, *, kv: str | None = None, **changed: Any) -> Cell:
-    settings = settings_of({f"build.{name}": value for name, value in changed.pop("build", {}).items()})
-    settings["quantize"] |= {"kv_cache_precision": kv, "options": changed.pop("script_options", {})}
-    settings["quantize"]["calibration"] |= changed.pop("calibration", {})
-    settings["repository"] |= {"enable_chunked_context": changed.pop("chunked", None), **changed.pop("repository", {})}
-    settings["serve"] |= changed.pop("serve", {})
-    asked: dict[str, Any] = {
-        "id": CellId("test"),
-        "model": "model",
-        "toolchain": "tensorrt_llm",
-        "precision": "fp16",
-        "tp": 1,
-        "pp": 1,
-        "max_batch_size": 8,
-        "isl": 2048,
-        "osl": 1024,
-        "recipe": model | changed.pop("recipe", {}),
-        "settings": settings,
-    }
-    return Cell(**(asked | changed))
+def _cell(
+    model: dict[str, Json] = QWEN2_7B,
+    *,
+    precision: str = "fp16",
+    isl: int = 2048,
+    osl: int = 1024,
+    kv: str | None = None,
+    chunked: bool | None = None,
+    **changed: Any,
+) -> Cell:
+    settings = {f"build.{name}": value for name, value in changed.pop("build", {}).items()}
+    settings |= {"quantize.kv_cache_precision": kv, "quantize.options": changed.pop("script_options", {})}
+    settings |= {"repository.enable_chunked_context": chunked}
+    recipe = {**model, **changed.pop("recipe", {})}
+    return replace(trtllm_cells.cell(precision, osl=osl, settings=settings, **changed), isl=isl, recipe=recipe)
 
 
 def _pytorch(**changed: Any) -> Cell:

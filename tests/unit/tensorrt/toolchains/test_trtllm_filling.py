@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.contexts import context, faults
+from tests.contexts import faults
 from tests.helpers.broken_repositories import write_engine, write_model
 from tests.standins import templates as standin
 from trtllm_pipeline.base.errors import FailureClass, StageError
-from trtllm_pipeline.base.machine.model import Machine, TensorRTLLM
+from trtllm_pipeline.base.machine.model import TensorRTLLM
 from trtllm_pipeline.models.triton_repository import model_config
-from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.params import load, table
 from trtllm_pipeline.tensorrt.stage.repository_settings import DEFAULTS, SETTINGS
 from trtllm_pipeline.tensorrt.trtllm import engine_backend, frontends, llmapi, templates
@@ -200,7 +199,6 @@ def test_parameters_fill_other_placeholders(installed: Installed) -> None:
         ("0.8.0", {"decoding_mode": "top_k"}, r"known to have it from 0.10.0 on"),
         ("0.16.0", {"tokenizer_type": "llama"}, r"known to have it up to 0.8.0"),
         ("0.16.0", {"parameters": {"moon_phase": 1}}, "settings.repository.parameters.moon_phase: no template"),
-        ("0.16.0", {"parameters": {"engine_dir": "x"}}, "engine_dir: it follows from the engine and model"),
         ("0.16.0", {"parameters": {"decoupled_mode": "x"}}, "decoupled_mode: use settings.repository.decoupled"),
         ("0.16.0", {"max_batch_size": 9}, "max_batch_size is 9; expected 1 to 8, the engine's max_batch_size"),
         ("0.16.0", {"max_beam_width": 2}, "TRT405 beam-width: max_beam_width is 2, but the engine's is 1"),
@@ -358,30 +356,6 @@ def test_llmapi_settings(installed: Installed) -> None:
 def test_llmapi_refuses_what_cannot_be(installed: Installed) -> None:
     with pytest.raises(StageError, match="TRT605 yaml-fraction"):
         installed.fill_llmapi(kv_cache_free_gpu_mem_fraction=7)
-
-
-def test_the_stages_take_the_templates_of_this_machine(
-    installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def stage(name: str, release: str | None, **params: Any) -> StageContext[Any]:
-        out = tmp_path / name / "out"
-        out.mkdir(parents=True)
-        root = None if release is None else str(standin.install(tmp_path / name, release))
-        found = None if release is None else TensorRTLLM(release, templates=root)
-        monkeypatch.setattr(frontends.probe, "this_machine", lambda: Machine(cpus=1, cpu="", tensorrt_llm=found))
-        inputs = {"engine": installed.engine, "model": installed.model}
-        cls = WeightsRepository if "max_seq_len" in params else EngineRepository
-        return context(cls, {"max_batch_size": 4, "max_num_tokens": 512, **params}, inputs, {}, out, out.parent)
-
-    work = stage("engine", RELEASE, enable_kv_cache_reuse=True, parameters={})
-    frontends.run_engine(work)
-    assert {path.name for path in work.out.iterdir()} == set(templates.MODELS)
-    assert capsys.readouterr().out.endswith(f"tensorrt_llm_bls for {installed.engine}\n")
-    work = stage("pytorch", "1.2.0", max_seq_len=128)
-    frontends.run_pytorch(work)
-    assert [path.name for path in work.out.iterdir()] == ["tensorrt_llm"]
-    with pytest.raises(StageError, match="TensorRT-LLM is not installed here"):
-        frontends.run_engine(stage("nothing", None))
 
 
 def test_an_engine_of_another_release_fails_the_stage(installed: Installed) -> None:

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.contexts import context, faults
+from tests.helpers.adapters import random_pairs, write_adapter
 from tests.helpers.broken_repositories import write_engine, write_model
 from tests.standins import templates as standin
 from tests.standins.programs import ProgramError, llm_api
@@ -61,13 +62,14 @@ def names(folder: Path) -> set[str]:
 # ------------------------------------------------------------------------------------------------------- repositories
 
 
-def test_an_engine_in_triton_is_the_five_models(make: Make) -> None:
+def test_an_engine_in_triton_is_the_five_models(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     work = make(frontend="triton", max_batch_size=4, enable_kv_cache_reuse=True, options={}, parameters={})
     frontends.run_engine(work)
     assert names(work.out) == set(templates.MODELS)
     engine = model_config.string_parameters(model_config.read(work.out / "tensorrt_llm" / "config.pbtxt"))
     assert engine["gpt_model_path"] == str(work.inputs["engine"])
     assert engine["enable_kv_cache_reuse"] == "true"
+    assert capsys.readouterr().out.endswith(f"tensorrt_llm_bls for {work.inputs['engine']}\n")
 
 
 def test_an_engine_in_trtllm_serve_is_a_command_line(make: Make) -> None:
@@ -328,19 +330,14 @@ def has_hidden_size(model: Path, size: int) -> None:
     (model / "config.json").write_text(json.dumps({**config, "hidden_size": size}))
 
 
-def write_adapter(folder: Path, width: int) -> Path:
-    folder.mkdir()
-    (folder / "adapter_config.json").write_text(json.dumps({"r": 4, "target_modules": ["q_proj", "down_proj"]}))
-    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
-    header = json.dumps({name: {"dtype": "F16", "shape": [4, width], "data_offsets": [0, 8 * width]}}).encode()
-    (folder / "adapter_model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8 * width))
-    return folder
+def adapter_of(folder: Path, width: int) -> Path:
+    return write_adapter(folder, random_pairs({"q_proj": (width, 8), "down_proj": (16, 8)}, rank=4))
 
 
 def test_an_adapter_is_told_to_the_llm_api_with_its_rank_and_layers(make: Make, tmp_path: Path) -> None:
     work = make(frontend="trtllm_serve", **LIMITS, **LAYOUT)
     has_hidden_size(work.inputs["model"], 8)
-    adapter = write_adapter(tmp_path / "adapter", 8)
+    adapter = adapter_of(tmp_path / "adapter", 8)
     frontends.run_pytorch(replace(work, inputs={**work.inputs, "adapter": adapter}))
     said = yaml.safe_load((work.out / frontends.SETTINGS_FILE).read_text())
     assert said["lora_config"] == {
@@ -355,7 +352,7 @@ def test_an_adapter_is_told_to_the_llm_api_with_its_rank_and_layers(make: Make, 
 def test_an_adapter_of_another_model_or_for_triton_is_refused(make: Make, tmp_path: Path) -> None:
     work = make(frontend="trtllm_serve", **LIMITS, **LAYOUT)
     has_hidden_size(work.inputs["model"], 8)
-    inputs = {**work.inputs, "adapter": write_adapter(tmp_path / "adapter", 3)}
+    inputs = {**work.inputs, "adapter": adapter_of(tmp_path / "adapter", 3)}
     with pytest.raises(StageError, match="it was trained for another model") as refused:
         frontends.run_pytorch(replace(work, inputs=inputs))
     assert refused.value.failure is FailureClass.INFEASIBLE

@@ -58,14 +58,8 @@ def changed(before: Plan, after: Plan) -> set[str]:
     ("precision", "settings", "stage"),
     [
         ("fp16", {}, "convert"),
-        ("bf16", {}, "convert"),
-        ("int8_wo", {}, "convert"),
-        ("int4_wo", {}, "convert"),
         ("fp8", {}, "quantize"),
-        ("int4_awq", {}, "quantize"),
-        ("int8_sq", {}, "quantize"),
         ("fp16", FP8_CACHE, "quantize"),
-        ("int8_wo", {"quantize.kv_cache_precision": "int8"}, "quantize"),
     ],
 )
 def test_engines_come_from_whichever_stage_can_make_the_checkpoint(
@@ -83,9 +77,7 @@ def test_engines_come_from_whichever_stage_can_make_the_checkpoint(
     ("precision", "settings", "source"),
     [
         ("fp16", {}, "download"),
-        ("bf16", {}, "download"),
         ("fp8", {}, "quantize"),
-        ("int4_awq", {}, "quantize"),
         ("fp16", FP8_CACHE, "quantize"),
     ],
 )

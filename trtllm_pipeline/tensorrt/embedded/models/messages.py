@@ -81,8 +81,7 @@ def requested_outputs(request: Any) -> frozenset[str]:
 def response(tensors: Sequence[Any], wanted: Collection[str]) -> Any:
     """A response with the tensors that the client requested.
 
-    The stub would drop the others itself, but a sender frees them without holding Python's lock, which crashes the process
-    under Python 3.12.
+    The stub would drop the others itself, but a sender frees them without Python's lock, which crashes Python 3.12.
     """
     return pb.InferenceResponse(output_tensors=[each for each in tensors if each.name() in wanted])
 
