@@ -91,9 +91,6 @@ class StageState:
         return lines if self.setting is None else [*lines, f"set: {self.setting}"]
 
 
-_THERE: Final = StageState(StageStatus.UP_TO_DATE)
-
-
 def stage_states(outline: Outline, store: Store, *, artifacts: bool = True) -> dict[StageRunId, StageState]:
     """Current status of each stage run. Without `artifacts`, files of artifacts are not read.
 
@@ -104,7 +101,9 @@ def stage_states(outline: Outline, store: Store, *, artifacts: bool = True) -> d
     runs = outline.stage_runs.values()
     before = store.claimed()
     wanted = {run.fingerprint: run.stage for run in runs if run.scope is not Scope.SERVICE}
-    present = {**store.present(wanted)} if artifacts else dict.fromkeys(store.listed(wanted), None)
+    present: Mapping[Fingerprint, Artifact | None] = (
+        store.present(wanted) if artifacts else dict.fromkeys(store.listed(wanted))
+    )
     absent = [run.fingerprint for run in runs if run.fingerprint not in present]
     attempts = store.index.attempts(absent)
     infeasible = store.index.infeasible()
@@ -117,8 +116,7 @@ def stage_states(outline: Outline, store: Store, *, artifacts: bool = True) -> d
     states: dict[StageRunId, StageState] = {}
     for run in runs:  # in dependency order
         if run.fingerprint in present:
-            artifact = present[run.fingerprint]
-            states[run.id] = _THERE if artifact is None else StageState(StageStatus.UP_TO_DATE, artifact)
+            states[run.id] = StageState(StageStatus.UP_TO_DATE, present[run.fingerprint])
             continue
         attempt = attempts.get(run.fingerprint)
         if run.fingerprint in working:

@@ -94,9 +94,9 @@ def read_job(path: Path) -> Job:
             raise UsageError(f"{path}: job schema {data['schema']}, this release reads {SCHEMA}")
         data["commands"] = tuple(tuple(command) for command in data["commands"])
         data["scope"] = Scope(data["scope"])
-        data |= {name: tuple(data.get(name, ())) for name in ("gpus", "cpus")}
-        resources = data.get("resources", {})
-        data["resources"] = Resources(**{**resources, "exclusive": Exclusive(resources.get("exclusive", "none"))})
+        data |= {name: tuple(data[name]) for name in ("gpus", "cpus")}
+        resources = data["resources"]
+        data["resources"] = Resources(**{**resources, "exclusive": Exclusive(resources["exclusive"])})
         return Job(**data)
     except (OSError, ValueError, KeyError, TypeError) as error:
         why = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else f"not a job file: {error}"

@@ -349,7 +349,7 @@ class Scheduler:
 
     All tasks run, except services without tasks. `keep_going` False starts no task after the first failure. Running tasks
     finish. `observe` is called with (id, old, new) at every status change. `favour` has factors by task id that raise or
-    lower a path's rank (`order.py`). Raises ValueError for an invalid plan: duplicate or missing ids, circular needs.
+    lower a path's rank (`order.py`). Raises ValueError for circular needs.
     """
 
     def __init__(
@@ -366,8 +366,7 @@ class Scheduler:
         self._now = 0.0
         self._nodes: dict[StageRunId, _TaskNode] = {}
         for index, task in enumerate(tasks):
-            if task.id in self._nodes:
-                raise ValueError(f"{task.id} is in the plan twice")
+            assert task.id not in self._nodes
             node_type = _Service if task.scope is Scope.SERVICE else _TaskNode
             self._nodes[task.id] = node_type(index, task, task.expected_s, task.resources.exclusive.alone)
         self._places: list[Capacity] = []
@@ -393,7 +392,6 @@ class Scheduler:
         self._instructions: list[Instruction] = []
         self._counts: Counter[StageStatus] = Counter({_S.PENDING: len(self._nodes)})
 
-        self._link_services()
         required = self._link()
         self._rank(required)
         for node in required:
@@ -506,30 +504,12 @@ class Scheduler:
 
     # Setup: required tasks, dependencies, priorities.
 
-    def _link_services(self) -> None:
-        for node in self._nodes.values():
-            if (node.task.scope is Scope.IN_SERVICE) != (node.task.service is not None):
-                raise ValueError(f"{node.task.id}: an inside task, and no other, names its service")
-            if node.task.service is not None:
-                service = self._nodes.get(node.task.service)
-                if not isinstance(service, _Service):
-                    raise ValueError(f"{node.task.id}: {node.task.service} is not a service of this plan")
-                node.service = service
-
-    def _needs(self, node: _TaskNode) -> list[_TaskNode]:
-        """Return the nodes of `needs`. A task inside a service may or may not list that service."""
-        needs = []
-        for need in node.task.needs:
-            if (upstream := self._nodes.get(need)) is None:
-                raise ValueError(f"{node.task.id} needs {need}, which is not in the plan")
-            if upstream is not node.service:
-                if isinstance(upstream, _Service):
-                    raise ValueError(f"{node.task.id} needs the service {need} but does not run inside it")
-                needs.append(upstream)
-        return needs
-
     def _link(self) -> list[_TaskNode]:
         """Link the required tasks to their needs and return them. A service without tasks ends here as skipped."""
+        for node in self._nodes.values():
+            service = None if node.task.service is None else self._nodes[node.task.service]
+            assert isinstance(service, _Service) if node.task.scope is Scope.IN_SERVICE else service is None
+            node.service = service
         used = {node.service for node in self._nodes.values()}
         required = []
         for node in self._nodes.values():
@@ -546,7 +526,9 @@ class Scheduler:
                 service.to_measure += _is_measurement(node)
                 service.duration += node.duration
                 service.measured_s += node.duration if _is_measurement(node) else 0.0
-            for upstream in self._needs(node):
+            # A task inside a service may or may not list that service.
+            for upstream in [each for need in node.task.needs if (each := self._nodes[need]) is not service]:
+                assert not isinstance(upstream, _Service)
                 upstream.dependents.append(node)
                 node.waiting += 1
                 if service and upstream.service is not service:

@@ -385,9 +385,8 @@ class Index(Database):
         for label, seconds in self._rows(
             "SELECT label, duration_s FROM artifacts ORDER BY published_s DESC LIMIT 2000"
         ):
-            while label:
-                took.setdefault(label, []).append(seconds)
-                label = label.rpartition("/")[0]
+            for each in prefixes(label):
+                took.setdefault(each, []).append(seconds)
         return {label: sum(all_s) / len(all_s) for label, all_s in took.items()}
 
     def add_peak(self, attempt: int, peak: Peak) -> None:
@@ -551,6 +550,13 @@ def _lacked(db: sqlite3.Connection, known: Rows, *, sound: bool) -> list[Event]:
             if missing < 0 or (missing == 0 and not sound and row != rebuilt[name]):
                 lacked.append((table, row))
     return lacked
+
+
+def prefixes(label: str) -> Iterator[str]:
+    """Yield a label (stage/toolchain/model/precision, with the GPU type if the cell names one) and its shorter prefixes."""
+    while label:
+        yield label
+        label = label.rpartition("/")[0]
 
 
 def _peak_event(attempt: int, peak: Peak) -> Event:

@@ -368,21 +368,12 @@ def test_a_service_without_anything_to_do_is_skipped() -> None:
     assert statuses(scheduler, "serve") == [S.SKIPPED]
 
 
-@pytest.mark.parametrize(
-    ("tasks", "message"),
-    [
-        ([task("a"), task("a")], "a is in the plan twice"),
-        ([task("a", "b")], "a needs b, which is not in the plan"),
-        ([task("a", "b"), task("b", "a"), task("c", "a")], "circular needs among a, b"),
-        ([service("s"), inside("i", "s"), task("a", "s")], "a needs the service s but does not run inside it"),
-        ([inside("i", "s"), task("s")], "i: s is not a service of this plan"),
-        ([task("i", service=sid("s")), service("s")], "i: an inside task, and no other, names its service"),
-        # The service waits for x, x for a task inside the service.
-        ([service("s"), inside("i", "s"), task("x", "i"), inside("j", "s", "x")], "circular needs among i, j, s, x"),
-    ],
-)
-def test_a_list_that_is_no_plan_is_refused(tasks: list[Task], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_circular_needs_are_refused() -> None:
+    with pytest.raises(ValueError, match="circular needs among a, b"):
+        Scheduler([task("a", "b"), task("b", "a"), task("c", "a")], Capacity(1))
+    # The service waits for x, x for a task inside the service.
+    tasks = [service("s"), inside("i", "s"), task("x", "i"), inside("j", "s", "x")]
+    with pytest.raises(ValueError, match="circular needs among i, j, s, x"):
         Scheduler(tasks, Capacity(1))
 
 
@@ -1057,18 +1048,6 @@ def list_schedule(tasks: list[Task], machine: Capacity) -> float:
     return now
 
 
-def makespan(tasks: list[Task], machine: Capacity) -> float:
-    scheduler = Scheduler(tasks, machine)
-    by_id = {one.id: one for one in tasks}
-    now, running, instructions = 0.0, [], scheduler.advance(0)
-    while not scheduler.finished:
-        for one in instructions:
-            heappush(running, (now + by_id[one.id].expected_s, one.id))
-        now, task_id = heappop(running)
-        instructions = scheduler.advance(now, Finished(task_id))
-    return now
-
-
 @settings(max_examples=SCHEDULES // 3, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**63))
 def test_without_gangs_the_machine_is_used_as_well_as_list_scheduling_does(seed: int) -> None:
@@ -1078,7 +1057,7 @@ def test_without_gangs_the_machine_is_used_as_well_as_list_scheduling_does(seed:
     for number in range(rng.randint(20, 120)):
         needs = [one.id for one in rng.sample(tasks[-20:], min(len(tasks), rng.choice([0, 0, 1, 1, 2])))]
         tasks.append(task(str(number), *needs, gpus=rng.choice([0, 1]), s=rng.lognormvariate(3, 1)))
-    assert list_schedule(tasks, machine) / makespan(tasks, machine) >= 0.95
+    assert list_schedule(tasks, machine) / play(tasks, Scheduler(tasks, machine)) >= 0.95
 
 
 def has_room_at(gang: Task, machine: Capacity, now: float, running: list[tuple[float, Task]]) -> float:
