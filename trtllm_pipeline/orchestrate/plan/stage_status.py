@@ -32,8 +32,8 @@ from trtllm_pipeline.models import files_of
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, is_result
 from trtllm_pipeline.orchestrate.plan.plan_file import Outline, OutlineRun
 from trtllm_pipeline.orchestrate.store import manifest
-from trtllm_pipeline.orchestrate.store.index import Artifact, AttemptRow
-from trtllm_pipeline.orchestrate.store.store import LOG, Store
+from trtllm_pipeline.orchestrate.store.index import LOG, Artifact, AttemptRow
+from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.tensorrt import PROGRESS_FILE, failure
 
 INFEASIBLE: Final = "infeasible"
@@ -179,9 +179,7 @@ def failed_attempt(attempt: AttemptRow) -> StageState:
 
 def _log(attempt: AttemptRow | None) -> Path | None:
     """The attempt's log, if it still exists."""
-    if attempt is None or not (attempt.folder / LOG).exists():
-        return None
-    return attempt.folder / LOG
+    return attempt.log if attempt is not None and attempt.log.exists() else None
 
 
 def running_s(standing: StageState) -> float | None:

@@ -33,7 +33,7 @@ from trtllm_pipeline.base import (
 )
 from trtllm_pipeline.base import gpus as gpu_devices
 from trtllm_pipeline.orchestrate.run.scheduler import NodeCame, NodeGone
-from trtllm_pipeline.orchestrate.store.store import LOG
+from trtllm_pipeline.orchestrate.store.index import LOG
 from trtllm_pipeline.tensorrt import SERVICE_FILE, causes, failure, out_of_memory
 
 SCHEMA: Final = 3

@@ -40,9 +40,9 @@ from trtllm_pipeline.orchestrate.run.executor import Ended, Executor, ExecutorEv
 from trtllm_pipeline.orchestrate.run.forecast import Durations, Forecast, guess_s
 from trtllm_pipeline.orchestrate.run.order import favourable, section, section_name, tasks
 from trtllm_pipeline.orchestrate.store.claims import Claim, SharedEntry, WaitingPlace, lease_machine, machine_users
-from trtllm_pipeline.orchestrate.store.index import Artifact, Peak
+from trtllm_pipeline.orchestrate.store.index import Artifact, AttemptRow, Peak
 from trtllm_pipeline.orchestrate.store.manifest import Manifest, read
-from trtllm_pipeline.orchestrate.store.store import Attempt, Store
+from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.tensorrt import JOB, OUT, PROGRESS_FILE, SERVICE_FILE, params
 
 _POLL_S: Final = 0.2
@@ -153,7 +153,7 @@ class _Running:
     """An attempt in progress and its claims."""
 
     run: StageRun
-    attempt: Attempt
+    attempt: AttemptRow
     claim: Claim
     leases: list[Claim]
     """Leases of the machine, then of its GPUs."""
@@ -502,7 +502,7 @@ class _Execution:
         among[run.id] = None
         return [scheduling.Busy(run.id)]
 
-    def _job(self, run: StageRun, attempt: Attempt, gpus: tuple[str, ...], cpus: tuple[int, ...], node: str) -> Job:
+    def _job(self, run: StageRun, attempt: AttemptRow, gpus: tuple[str, ...], cpus: tuple[int, ...], node: str) -> Job:
         inputs = {name: self._input(self._plan.stage_runs[upstream]) for name, upstream in run.inputs.items()}
         shown = {
             name: str(file_views.make(attempt.folder, name, Path(inputs[name]), files))

@@ -233,24 +233,6 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path]
 
 
-def test_a_change_of_any_field_breaks_the_signature(store: Store, key: SigningKey, strict: Policy) -> None:
-    artifact = publish(store)
-    envelope = sign(store, artifact.folder, key)
-    statement = json.loads(envelope.payload)
-    tried = 0
-    for path in leaves(statement):
-        changed = json.loads(envelope.payload)
-        place = changed
-        for name in path[:-1]:
-            place = place[name]
-        place[path[-1]] = f"{place[path[-1]]}x"
-        altered = Envelope(canonical(changed).encode(), envelope.signatures)
-        (artifact.folder / ENVELOPE).write_text(altered.text())
-        assert "the signature of me.pem is wrong" in messages(artifact, strict), path
-        tried += 1
-    assert tried > 30
-
-
 def test_a_flipped_bit_anywhere_in_the_envelope_is_found(signed: Artifact, strict: Policy) -> None:
     sound = (signed.folder / ENVELOPE).read_bytes().rstrip(b"\n")
     harmless = []
@@ -380,13 +362,6 @@ def test_a_statement_of_an_earlier_attempt_is_told(store: Store, key: SigningKey
     assert messages(again, strict) == " is not signed", "an artifact that is made again is not signed yet"
     (again.folder / ENVELOPE).write_bytes(envelope)
     assert "the statement is about another attempt" in messages(again, strict)
-
-
-def test_a_swapped_signature_is_wrong(store: Store, key: SigningKey, strict: Policy) -> None:
-    one, other = (publish(store, name) for name in "ab")
-    first, second = (sign(store, each.folder, key) for each in (one, other))
-    (one.folder / ENVELOPE).write_text(Envelope(first.payload, second.signatures).text())
-    assert "the signature of me.pem is wrong" in messages(one, strict)
 
 
 def test_another_user_s_key_is_not_trusted_whatever_it_is_called(
@@ -527,7 +502,7 @@ def remove_file(artifact: Artifact) -> None:
         (change_file, "out/deep/weights differs from the signed file"),
         (add_model, "out/extra/model.py is not among the files"),
         (link_file, "out/deep/weights differs from the signed file"),
-        (remove_file, "out/deep/weights cannot be read"),
+        (remove_file, "out/deep/weights differs from the signed file: is missing"),
     ],
 )
 def test_files_are_read_where_something_was_signed(

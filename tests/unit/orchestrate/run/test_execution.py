@@ -20,7 +20,7 @@ from tests.helpers import fabricated
 from tests.helpers.fabricated import recorded
 from tests.helpers.waiting import eventually
 from tests.unit.conftest import MACHINE, make_cell, make_toolchain
-from trtllm_pipeline.base.domain import Exclusive, Fingerprint, Json, Needs, Resources, Scope, StageRunId, StageStatus
+from trtllm_pipeline.base.domain import Exclusive, Fingerprint, Needs, Resources, Scope, StageRunId, StageStatus
 from trtllm_pipeline.base.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.base.machine import model as machines
 from trtllm_pipeline.base.machine import probe
@@ -30,12 +30,13 @@ from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, make_plan
 from trtllm_pipeline.orchestrate.plan.stage_status import RERUN
 from trtllm_pipeline.orchestrate.run import loop, order
 from trtllm_pipeline.orchestrate.run.executor import Ended, ExecutorEvent, Job, Ready, Usage
-from trtllm_pipeline.orchestrate.run.loop import Outcome, execute
+from trtllm_pipeline.orchestrate.run.loop import Observer, Outcome, execute
 from trtllm_pipeline.orchestrate.run.order import simulate
 from trtllm_pipeline.orchestrate.run.scheduler import Capacity, Scheduler
 from trtllm_pipeline.orchestrate.run.work import Work, present_of, rerun_of
 from trtllm_pipeline.orchestrate.store import claims, manifest
-from trtllm_pipeline.orchestrate.store.store import Attempt, Store
+from trtllm_pipeline.orchestrate.store.index import AttemptRow
+from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 
 USAGE = Usage(0.1, 0.1, 1000)
@@ -114,18 +115,10 @@ def when_polled(executor: PretendExecutor, times: int, do: Callable[[], None]) -
     executor.wait = polled  # type: ignore[method-assign]
 
 
-class Silent:
+class Silent(Observer):
     def __init__(self) -> None:
         self.waits: list[str] = []
         self.errors: list[StageError] = []
-
-    def begin(
-        self,
-        plan: Plan,
-        statuses: Mapping[StageRunId, StageStatus],
-        durations: Mapping[str, float],
-        nodes: loop.Nodes = tuple,
-    ) -> None: ...
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
         if error is not None:
@@ -133,10 +126,6 @@ class Silent:
 
     def waiting(self, run: StageRun, why: str) -> None:
         self.waits.append(why)
-
-    def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None: ...
-
-    def end(self) -> None: ...
 
 
 @pytest.fixture(autouse=True)
@@ -176,7 +165,7 @@ def test_nothing_is_said_to_be_done_before_it_is_on_the_disk_and_recorded(
     told: list[str] = []
     seal, other = store.seal, Store(store.workspace)
 
-    def noted(attempt: Attempt, *rest: Any) -> manifest.Manifest:
+    def noted(attempt: AttemptRow, *rest: Any) -> manifest.Manifest:
         sealed = seal(attempt, *rest)
         on_disk.add(attempt.fingerprint)
         return sealed
@@ -588,7 +577,7 @@ def test_the_next_stage_run_has_the_gpu_while_what_the_one_before_left_is_digest
     executor, seal = PretendExecutor(), store.seal
     made_when_sealed: list[int] = []
 
-    def slowly(attempt: Attempt, *rest: Any) -> manifest.Manifest:
+    def slowly(attempt: AttemptRow, *rest: Any) -> manifest.Manifest:
         if attempt.stage == "make":
             assert eventually(lambda: len(executor.stages()) >= 3)
             made_when_sealed.append(executor.stages().count("make"))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
 import random
 from collections import Counter
 from collections.abc import Iterable
-from heapq import heappop, heappush
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -1019,86 +1017,3 @@ def test_the_simulation_has_every_fault() -> None:
     others |= {"servers were measured beside each other"}
     assert set(happened) == kinds | others | {"a node has gone", "asked for a type"}
     assert min(happened.values()) >= 5, happened
-
-
-def list_schedule(tasks: list[Task], machine: Capacity) -> float:
-    """Makespan of plain list scheduling: at every end of a task, whatever is ready and fits starts, longest path first."""
-    children: dict[str, list[Task]] = {one.id: [] for one in tasks}
-    for one in tasks:
-        for need in one.needs:
-            children[need].append(one)
-    path: dict[str, float] = {}
-    for one in reversed(tasks):  # they are in topological order
-        path[one.id] = one.expected_s + max((path[child.id] for child in children[one.id]), default=0.0)
-    left = {one.id: len(one.needs) for one in tasks}
-    ready = [one for one in tasks if not one.needs]
-    cpus, gpus, now, running = machine.cpus, len(machine.gpus), 0.0, []
-    while ready or running:
-        for one in sorted(ready, key=lambda one: -path[one.id]):
-            if one.resources.cpus <= cpus and one.resources.gpus <= gpus:
-                ready.remove(one)
-                cpus, gpus = cpus - one.resources.cpus, gpus - one.resources.gpus
-                heappush(running, (now + one.expected_s, one.id, one))
-        now, _, one = heappop(running)
-        cpus, gpus = cpus + one.resources.cpus, gpus + one.resources.gpus
-        for child in children[one.id]:
-            left[child.id] -= 1
-            if not left[child.id]:
-                ready.append(child)
-    return now
-
-
-@settings(max_examples=SCHEDULES // 3, suppress_health_check=list(HealthCheck))
-@given(st.integers(0, 2**63))
-def test_without_gangs_the_machine_is_used_as_well_as_list_scheduling_does(seed: int) -> None:
-    rng = random.Random(seed)
-    machine = Capacity(rng.randint(4, 12), tuple("ABCD"))
-    tasks: list[Task] = []
-    for number in range(rng.randint(20, 120)):
-        needs = [one.id for one in rng.sample(tasks[-20:], min(len(tasks), rng.choice([0, 0, 1, 1, 2])))]
-        tasks.append(task(str(number), *needs, gpus=rng.choice([0, 1]), s=rng.lognormvariate(3, 1)))
-    assert list_schedule(tasks, machine) / play(tasks, Scheduler(tasks, machine)) >= 0.95
-
-
-def has_room_at(gang: Task, machine: Capacity, now: float, running: list[tuple[float, Task]]) -> float:
-    """When it fits beside what runs (until when, what) if nothing more is started."""
-    for when in sorted({now, *(end for end, _ in running)}):
-        there = [one.resources for end, one in running if end > when]
-        cpus, gpus = (sum(amounts) for amounts in zip((0, 0), *((one.cpus, one.gpus) for one in there), strict=True))
-        alone = gang.resources.exclusive is Exclusive.MACHINE
-        enough = cpus + gang.resources.cpus <= machine.cpus and gpus + gang.resources.gpus <= len(machine.gpus)
-        if enough and not (there and alone):
-            return when
-    raise AssertionError("it never fits")
-
-
-def test_nothing_that_starts_while_a_gang_waits_delays_it_if_the_run_waits_for_it_and_all_takes_as_long_as_expected() -> (
-    None
-):
-    waited = filled = 0
-    for seed in range(150):
-        rng = random.Random(seed)
-        machine = Capacity(rng.randint(4, 12), tuple("ABCDEFGH"[: rng.randint(2, 8)]))
-        tasks = [task("gate", s=rng.randint(1, 30))]
-        for number in range(rng.randint(10, 40)):
-            needs = rng.sample([one.id for one in tasks[1:]], min(number, rng.choice([0, 0, 1])))
-            use = {"gpus": rng.choice([0, 1, 1, 2]), "cpus": rng.randint(0, 2)}
-            tasks.append(task(str(number), *needs, s=rng.randint(1, 40), **use))
-        alone = rng.random() < 0.3
-        gang = task("gang", "gate", gpus=len(machine.gpus), cpus=rng.randint(1, 4), exclusive=alone)
-        tasks += [gang, task("after_gang", "gang", s=sum(one.expected_s for one in tasks))]
-        by_id = {one.id: one for one in tasks}
-        scheduler = Scheduler(tasks, machine)
-        now, due, started = 0.0, math.inf, names(scheduler.advance(0))
-        running: list[tuple[float, str]] = []
-        while "gang" not in started:
-            filled += len(started) if due < math.inf else 0
-            for one in started:
-                heappush(running, (now + by_id[one].expected_s, one))
-            now, ended = heappop(running)
-            if ended == "gate":
-                due = has_room_at(gang, machine, now, [(end, by_id[one]) for end, one in running])
-                waited += due > now
-            started = names(scheduler.advance(now, Finished(sid(ended))))
-        assert now == due
-    assert min(waited, filled) >= 50, (waited, filled)

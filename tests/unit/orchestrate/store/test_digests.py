@@ -89,13 +89,6 @@ def test_a_file_from_before_the_clock_was_set_back_is_remembered(file: Path, mon
     assert index.digest(file) == ONE
 
 
-def test_a_rebuilt_index_only_costs_reading(file: Path) -> None:
-    here = store(file)
-    assert here.index.digest(file) == ONE
-    here.repair()
-    assert here.index.digest(file) == ONE
-
-
 def test_two_may_share_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = store(file).index, store(file).index
     other = file.with_name("g")
