@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from trtllm_pipeline.base import Cell, DownloadError, FailureClass, Json, UsageError, canonical, digest_file, user_files
 from trtllm_pipeline.models import (
@@ -174,11 +174,11 @@ class Pins:
         known = {name: content[name] for name in (content if whole else companions.CONFIGURATION) if name in content}
         return self._keep(about, known, folder)
 
-    def _known(self, about: Mapping[str, Json], folder: Path | None = None) -> Mapping[str, Json] | None:
+    def _known(self, about: Mapping[str, Json], folder: Path | None = None) -> Mapping[str, Any] | None:
         """The stored pin of a request. None without one, and for a directory, which is examined each time."""
         return None if self._index is None or folder is not None else self._index.pin(canonical(about))
 
-    def _keep(self, about: Mapping[str, Json], pinned: Mapping[str, Json], folder: Path | None) -> Mapping[str, Json]:
+    def _keep(self, about: Mapping[str, Json], pinned: Mapping[str, Any], folder: Path | None) -> Mapping[str, Any]:
         if self._index is not None and folder is None:
             self._index.set_pin(canonical(about), pinned)
         return pinned

@@ -478,10 +478,9 @@ class Scheduler:
             self._change_nodes(event)
             return
         node = self._nodes[event.id]
+        assert isinstance(event, Freed) or node.status is _S.RUNNING
         if isinstance(event, Freed):
             self._freed(node, done=event.done)
-        elif node.status is not _S.RUNNING:
-            raise ValueError(f"{event} for a task that is {node.status.value}")
         elif isinstance(event, Busy):
             self._leave(node)
             self._move(node, _S.ELSEWHERE if self._open else _S.CANCELLED)
@@ -489,13 +488,13 @@ class Scheduler:
             self._finished(node, event.failure)
         elif isinstance(event, Vacated):
             self._vacate(node)
-        elif not isinstance(node, _Service):
-            raise TypeError(f"{event} for a task that is not a service")
-        elif isinstance(event, ServiceEnded):
-            self._service_ended(node, event.failure)
-        elif node.phase is _Phase.STARTING:  # otherwise it was stopped before it was ready
-            node.phase = _Phase.READY
-            self._stir_services()
+        else:
+            assert isinstance(node, _Service)
+            if isinstance(event, ServiceEnded):
+                self._service_ended(node, event.failure)
+            elif node.phase is _Phase.STARTING:  # otherwise it was stopped before it was ready
+                node.phase = _Phase.READY
+                self._stir_services()
         if node.service and node.service.current is None:
             self._stirred[node.service] = None
             if node.service.phase is _Phase.DEAD:
@@ -507,9 +506,11 @@ class Scheduler:
     def _link(self) -> list[_TaskNode]:
         """Link the required tasks to their needs and return them. A service without tasks ends here as skipped."""
         for node in self._nodes.values():
-            service = None if node.task.service is None else self._nodes[node.task.service]
-            assert isinstance(service, _Service) if node.task.scope is Scope.IN_SERVICE else service is None
-            node.service = service
+            assert (node.task.scope is Scope.IN_SERVICE) == (node.task.service is not None)
+            if node.task.service is not None:
+                holder = self._nodes[node.task.service]
+                assert isinstance(holder, _Service)
+                node.service = holder
         used = {node.service for node in self._nodes.values()}
         required = []
         for node in self._nodes.values():
@@ -688,8 +689,7 @@ class Scheduler:
     # Events.
 
     def _finished(self, node: _TaskNode, failure: StageError | None) -> None:
-        if isinstance(node, _Service):
-            raise TypeError(f"{node.task.id} is a service: it ends with ServiceEnded")
+        assert not isinstance(node, _Service)
         again = failure is not None and self._may_retry(node, failure)
         if failure is not None and node.service and (ended := node.service.ended):
             # The server ended under it. That is the cause, and this task can be retried only if the service can.
@@ -1037,8 +1037,7 @@ class Scheduler:
 
     def _vacate(self, node: _TaskNode) -> None:
         """Release the resources of `node` except its slots, which keep measurements away."""
-        if node.task.scope is not Scope.ARTIFACT:
-            raise TypeError(f"{node.task.id} holds no resources that can be released before it ends")
+        assert node.task.scope is Scope.ARTIFACT
         self._give_back(node, (node.amounts[_WORK], 0, 0, 0, node.amounts[_MEASURING]))
 
     def _give_back(self, node: _TaskNode, kept: _Amounts = _NOTHING) -> None:

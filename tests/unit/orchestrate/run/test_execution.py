@@ -30,7 +30,7 @@ from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, make_plan
 from trtllm_pipeline.orchestrate.plan.stage_status import RERUN
 from trtllm_pipeline.orchestrate.run import loop, order
 from trtllm_pipeline.orchestrate.run.executor import Ended, ExecutorEvent, Job, Ready, Usage
-from trtllm_pipeline.orchestrate.run.loop import Observer, Outcome, execute
+from trtllm_pipeline.orchestrate.run.loop import Execution, Observer, Outcome
 from trtllm_pipeline.orchestrate.run.order import simulate
 from trtllm_pipeline.orchestrate.run.scheduler import Capacity, Scheduler
 from trtllm_pipeline.orchestrate.run.work import Work, present_of, rerun_of
@@ -155,7 +155,7 @@ GPUS = tuple(machines.Gpu(index, name, "GPU", 1 << 30, 90) for index, name in en
 def run(plan: Plan, store: Store, executor: PretendExecutor, observer: Silent | None = None) -> Outcome:
     present = store.present({each.fingerprint: each.stage.name for each in plan.stage_runs.values()})
     on = Capacity(cpus=4, downloads=2)
-    return execute(plan, store, executor, observer or Silent(), run_id="r", nodes=[on], present=present)
+    return Execution(plan, store, executor, observer or Silent(), run_id="r", nodes=[on], present=present).run()
 
 
 def test_nothing_is_said_to_be_done_before_it_is_on_the_disk_and_recorded(
@@ -254,7 +254,7 @@ def test_what_no_forecast_expected_runs_as_well(store: Store) -> None:
     expected = {run: 1.0 for run, each in plan.stage_runs.items() if each.stage.name != "get"}
     on = Capacity(cpus=4, downloads=2)
     executor = PretendExecutor()
-    outcome = execute(plan, store, executor, Silent(), run_id="r", nodes=[on], present={}, expected_s=expected)
+    outcome = Execution(plan, store, executor, Silent(), run_id="r", nodes=[on], present={}, expected_s=expected).run()
     assert outcome.exit_code == 0
     assert "get" in executor.stages()
 
@@ -441,7 +441,7 @@ def test_the_next_server_is_under_the_claim_of_the_one_before(store: Store) -> N
     executor = Serving()
     on = Capacity(cpus=4, downloads=2, memory=(4 << 20, 1))
     plan = plan_of_servers("fp16", "fp8")
-    assert execute(plan, store, executor, Silent(), run_id="r", nodes=[on], present={}).exit_code == 0
+    assert Execution(plan, store, executor, Silent(), run_id="r", nodes=[on], present={}).run().exit_code == 0
     first = executor.seen.index(("serve", 1))
     assert executor.seen[first : first + 5] == [("serve", 1), ("look", 1), ("count", 1), ("serve", 2), ("stop", 2)]
     assert executor.seen[first + 5 :] == [("look", 1), ("count", 1), ("stop", 1)]
@@ -452,7 +452,7 @@ def test_the_claim_is_kept_when_the_next_server_dies_before_the_one_it_got_it_fr
     executor = Serving({"serve": [None, StageError("no such file")]})
     on = Capacity(cpus=4, downloads=2, memory=(4 << 20, 1))
     plan = plan_of_servers("fp16", "fp8")
-    assert execute(plan, store, executor, Silent(), run_id="r", nodes=[on], present={}).exit_code == 1
+    assert Execution(plan, store, executor, Silent(), run_id="r", nodes=[on], present={}).run().exit_code == 1
     assert executor.seen[-3:] == [("count", 1), ("serve", 1), ("stop", 1)]
     assert claims.lease_machine((), exclusive=Exclusive.MACHINE) is not None
 
@@ -563,7 +563,7 @@ def test_a_gpu_that_another_invocation_has_is_replaced_by_a_free_one(store: Stor
     taken = claims.lease_machine(("GPU-a",))
     executor = PretendExecutor()
     machine = Capacity(cpus=2, gpus=("GPU-a", "GPU-b"))
-    outcome = execute(plan, store, executor, Silent(), run_id="r", nodes=[machine], present={})
+    outcome = Execution(plan, store, executor, Silent(), run_id="r", nodes=[machine], present={}).run()
     assert taken is not None
     assert outcome.exit_code == 0
     seen = {job.stage: job.environment.get("CUDA_VISIBLE_DEVICES") for job in executor.jobs}
@@ -585,7 +585,7 @@ def test_the_next_stage_run_has_the_gpu_while_what_the_one_before_left_is_digest
 
     monkeypatch.setattr(store, "seal", slowly)
     on = Capacity(cpus=1, gpus=("GPU-a",))
-    assert execute(plan, store, executor, Silent(), run_id="r", nodes=[on], present={}).exit_code == 0
+    assert Execution(plan, store, executor, Silent(), run_id="r", nodes=[on], present={}).run().exit_code == 0
     assert made_when_sealed == [2, 2]
     assert [job.gpus for job in executor.jobs if job.stage == "make"] == [("GPU-a",), ("GPU-a",)]
 
@@ -602,7 +602,7 @@ def test_what_is_measured_side_by_side_has_cpus_of_its_own(
     executor = PretendExecutor()
     executor.alone = rule.alone
     on = Capacity(cpus=8, gpus=("GPU-a", "GPU-b"))
-    assert execute(plan, store, executor, Silent(), run_id="r", nodes=[on], present={}).exit_code == 0
+    assert Execution(plan, store, executor, Silent(), run_id="r", nodes=[on], present={}).run().exit_code == 0
     cpus = {(job.stage, *job.gpus): job.cpus for job in executor.jobs}
     if rule.pinned:
         assert cpus["serve", "GPU-a"] == cpus["look", "GPU-a"] == (0, 1, 2, 3)

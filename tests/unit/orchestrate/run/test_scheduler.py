@@ -509,18 +509,7 @@ def test_an_interrupt_cancels_what_runs_and_ends_services_after_it() -> None:
     assert scheduler.finished
 
 
-# Misuse, and the table of transitions.
-
-
-def test_events_that_cannot_be_are_refused() -> None:
-    scheduler = Scheduler([task("a"), task("b", "a"), service("s"), inside("i", "s")], Capacity(4))
-    scheduler.advance(0)
-    with pytest.raises(ValueError, match="for a task that is pending"):
-        scheduler.advance(0, Finished(sid("b")))
-    with pytest.raises(TypeError, match="ends with ServiceEnded"):
-        scheduler.advance(0, Finished(sid("s")))
-    with pytest.raises(TypeError, match="is not a service"):
-        scheduler.advance(0, ServiceReady(sid("a")))
+# The table of transitions.
 
 
 def test_every_status_is_in_the_table_and_only_ended_ones_lead_nowhere() -> None:
