@@ -152,10 +152,15 @@ def needing(**resources: Any) -> dict[str, Any]:
 GPUS = tuple(machines.Gpu(index, name, "GPU", 1 << 30, 90) for index, name in enumerate(("GPU-a", "GPU-b")))
 
 
-def run(plan: Plan, store: Store, executor: PretendExecutor, observer: Silent | None = None) -> Outcome:
+ON = Capacity(cpus=4, downloads=2)
+
+
+def run(
+    plan: Plan, store: Store, executor: PretendExecutor, observer: Silent | None = None, on: Capacity = ON, **more: Any
+) -> Outcome:
     present = store.present({each.fingerprint: each.stage.name for each in plan.stage_runs.values()})
-    on = Capacity(cpus=4, downloads=2)
-    return Execution(plan, store, executor, observer or Silent(), run_id="r", nodes=[on], present=present).run()
+    made = Execution(plan, store, executor, observer or Silent(), run_id="r", nodes=[on], present=present, **more)
+    return made.run()
 
 
 def test_nothing_is_said_to_be_done_before_it_is_on_the_disk_and_recorded(
@@ -235,10 +240,10 @@ def test_everything_once_and_the_second_time_nothing(store: Store) -> None:
 
 
 def test_a_measurement_is_repeated_on_request_and_replaces_the_old_one(store: Store) -> None:
-    plan, on = plan_of("fp16", "fp8"), Capacity(cpus=4, downloads=2)
+    plan = plan_of("fp16", "fp8")
     run(plan, store, PretendExecutor())
     executor = PretendExecutor()
-    work = Work(plan, store, present_of(plan, store), None, [on], lambda: executor, rerun_of(plan, ["look"]))
+    work = Work(plan, store, present_of(plan, store), None, [ON], lambda: executor, rerun_of(plan, ["look"]))
     assert set(work.forecast().reasons.values()) == {RERUN, "needed by stages that use the server"}
     assert work.run(Silent(), run_id="again").exit_code == 0
     assert sorted(executor.stages()) == ["look", "look", "serve", "serve"]
@@ -252,10 +257,8 @@ def test_what_no_forecast_expected_runs_as_well(store: Store) -> None:
     """Such as what an engine is made of that could not be pulled."""
     plan = plan_of()
     expected = {run: 1.0 for run, each in plan.stage_runs.items() if each.stage.name != "get"}
-    on = Capacity(cpus=4, downloads=2)
     executor = PretendExecutor()
-    outcome = Execution(plan, store, executor, Silent(), run_id="r", nodes=[on], present={}, expected_s=expected).run()
-    assert outcome.exit_code == 0
+    assert run(plan, store, executor, expected_s=expected).exit_code == 0
     assert "get" in executor.stages()
 
 
@@ -403,6 +406,9 @@ def test_of_those_that_wait_for_the_same_lease_one_asks_for_all(store: Store, mo
     assert polls.index(40) < 20, "and when it is let in, all are"
 
 
+ROOM_FOR_TWO = replace(ON, memory=(4 << 20, 1))
+
+
 def plan_of_servers(*precisions: str) -> Plan:
     """Servers of known memory; in each, `look` measures, and `count` does not and comes after it."""
     toolchain = make_toolchain()
@@ -439,9 +445,7 @@ class Serving(PretendExecutor):
 
 def test_the_next_server_is_under_the_claim_of_the_one_before(store: Store) -> None:
     executor = Serving()
-    on = Capacity(cpus=4, downloads=2, memory=(4 << 20, 1))
-    plan = plan_of_servers("fp16", "fp8")
-    assert Execution(plan, store, executor, Silent(), run_id="r", nodes=[on], present={}).run().exit_code == 0
+    assert run(plan_of_servers("fp16", "fp8"), store, executor, on=ROOM_FOR_TWO).exit_code == 0
     first = executor.seen.index(("serve", 1))
     assert executor.seen[first : first + 5] == [("serve", 1), ("look", 1), ("count", 1), ("serve", 2), ("stop", 2)]
     assert executor.seen[first + 5 :] == [("look", 1), ("count", 1), ("stop", 1)]
@@ -450,9 +454,7 @@ def test_the_next_server_is_under_the_claim_of_the_one_before(store: Store) -> N
 
 def test_the_claim_is_kept_when_the_next_server_dies_before_the_one_it_got_it_from(store: Store) -> None:
     executor = Serving({"serve": [None, StageError("no such file")]})
-    on = Capacity(cpus=4, downloads=2, memory=(4 << 20, 1))
-    plan = plan_of_servers("fp16", "fp8")
-    assert Execution(plan, store, executor, Silent(), run_id="r", nodes=[on], present={}).run().exit_code == 1
+    assert run(plan_of_servers("fp16", "fp8"), store, executor, on=ROOM_FOR_TWO).exit_code == 1
     assert executor.seen[-3:] == [("count", 1), ("serve", 1), ("stop", 1)]
     assert claims.lease_machine((), exclusive=Exclusive.MACHINE) is not None
 
@@ -502,10 +504,8 @@ def test_the_forecast_uses_the_same_scheduler() -> None:
     plan = plan_of("fp16", "fp8")
     takes = fabricated.expected(plan, {"get": 10.0, "make": 4.0, "serve": 1.0, "look": 2.0})
     # One download, both builds side by side, then two services one after the other.
-    assert simulate(plan, takes, [Capacity(cpus=4, downloads=2)], plan.stage_runs) == pytest.approx(
-        10 + 4 + 2 * (1 + 2)
-    )
-    assert simulate(plan, takes, [Capacity(cpus=4, downloads=2)], set()) == 0.0
+    assert simulate(plan, takes, [ON], plan.stage_runs) == pytest.approx(10 + 4 + 2 * (1 + 2))
+    assert simulate(plan, takes, [ON], set()) == 0.0
 
 
 def least_s(plan: Plan, takes: Mapping[StageRunId, float], on: Sequence[Capacity]) -> float:
@@ -515,7 +515,7 @@ def least_s(plan: Plan, takes: Mapping[StageRunId, float], on: Sequence[Capacity
 def test_the_forecast_of_very_many_is_what_no_schedule_undercuts(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(*map(str, range(64)))
     takes = fabricated.expected(plan, {"get": 10.0, "make": 4.0, "serve": 1.0, "look": 2.0})
-    on = [Capacity(cpus=4, downloads=2)]
+    on = [ON]
     # Four builds at a time, and measurements alone; the one download takes no CPU.
     assert least_s(plan, takes, on) == pytest.approx(64 * 4 / 4 + 64 * (1 + 2))
     played = simulate(plan, takes, on, plan.stage_runs)
@@ -526,7 +526,7 @@ def test_the_forecast_of_very_many_is_what_no_schedule_undercuts(monkeypatch: py
         "the longest path"
     )
     many = plan_of_servers(*map(str, range(64)))
-    room = [replace(on[0], memory=(4 << 20, 1))]
+    room = [ROOM_FOR_TWO]
     takes = fabricated.expected(many, {"get": 10.0, "make": 4.0, "serve": 5.0, "look": 20.0, "count": 5.0})
     both = least_s(many, takes, room)
     assert both == pytest.approx(64 * 4 / 4 + 64 * (20 + (5 + 5) / 2)), "one is loaded while in another is counted"
@@ -562,10 +562,8 @@ def test_a_gpu_that_another_invocation_has_is_replaced_by_a_free_one(store: Stor
     plan = plan_of(machine=replace(MACHINE, gpus=GPUS), serve=needing(gpus=1))
     taken = claims.lease_machine(("GPU-a",))
     executor = PretendExecutor()
-    machine = Capacity(cpus=2, gpus=("GPU-a", "GPU-b"))
-    outcome = Execution(plan, store, executor, Silent(), run_id="r", nodes=[machine], present={}).run()
     assert taken is not None
-    assert outcome.exit_code == 0
+    assert run(plan, store, executor, on=Capacity(cpus=2, gpus=("GPU-a", "GPU-b"))).exit_code == 0
     seen = {job.stage: job.environment.get("CUDA_VISIBLE_DEVICES") for job in executor.jobs}
     assert seen["serve"] == seen["look"] == "GPU-b", "and what runs inside a server sees the server's own"
 
@@ -584,8 +582,7 @@ def test_the_next_stage_run_has_the_gpu_while_what_the_one_before_left_is_digest
         return seal(attempt, *rest)
 
     monkeypatch.setattr(store, "seal", slowly)
-    on = Capacity(cpus=1, gpus=("GPU-a",))
-    assert Execution(plan, store, executor, Silent(), run_id="r", nodes=[on], present={}).run().exit_code == 0
+    assert run(plan, store, executor, on=Capacity(cpus=1, gpus=("GPU-a",))).exit_code == 0
     assert made_when_sealed == [2, 2]
     assert [job.gpus for job in executor.jobs if job.stage == "make"] == [("GPU-a",), ("GPU-a",)]
 
@@ -601,8 +598,7 @@ def test_what_is_measured_side_by_side_has_cpus_of_its_own(
     plan = plan_of("fp16", "fp8", machine=seen.machine, serve=needing(gpus=1, exclusive=rule))
     executor = PretendExecutor()
     executor.alone = rule.alone
-    on = Capacity(cpus=8, gpus=("GPU-a", "GPU-b"))
-    assert Execution(plan, store, executor, Silent(), run_id="r", nodes=[on], present={}).run().exit_code == 0
+    assert run(plan, store, executor, on=Capacity(cpus=8, gpus=("GPU-a", "GPU-b"))).exit_code == 0
     cpus = {(job.stage, *job.gpus): job.cpus for job in executor.jobs}
     if rule.pinned:
         assert cpus["serve", "GPU-a"] == cpus["look", "GPU-a"] == (0, 1, 2, 3)

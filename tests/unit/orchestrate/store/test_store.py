@@ -21,7 +21,7 @@ from trtllm_pipeline.base.fingerprints import canonical, fingerprint
 from trtllm_pipeline.orchestrate.store import claims, manifest
 from trtllm_pipeline.orchestrate.store import store as store_module
 from trtllm_pipeline.orchestrate.store.index import Artifact, Index, Peak
-from trtllm_pipeline.orchestrate.store.manifest import NAME, FileEntry, Kind, Manifest, inspect, read
+from trtllm_pipeline.orchestrate.store.manifest import Kind, inspect
 from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.tensorrt.stage.base import JOB
 
@@ -259,18 +259,6 @@ def test_a_flipped_bit_of_a_schema_is_damage_and_no_other_release(store: Store) 
     path.write_text(path.read_text().replace('"schema": 1', '"schema": 3'))
     assert [(each[0], each[3]) for each in found_by_repair(store)] == [(artifact.fingerprint, f"{aside}.2")]
     assert store.get("build", other.fingerprint) == other
-
-
-def test_a_manifest_with_what_looks_like_its_key_is_written_as_it_is_read(tmp_path: Path) -> None:
-    key = canonical({"stage": "build", "params": {"key": None, "é": [1, 2.5]}})
-    sealed = Manifest(
-        "build", fingerprint(key), key, "build/a", (FileEntry('"key":null', 3, "ab"),), {"key": None, "run": "x"}
-    )
-    folder = tmp_path / "build" / sealed.fingerprint
-    folder.mkdir(parents=True)
-    sealed.write(folder)
-    assert json.loads((folder / NAME).read_text(encoding="utf-8")) == sealed.to_json()
-    assert read(folder) == sealed
 
 
 def test_a_manifest_of_another_artifact_is_none(store: Store) -> None:
