@@ -485,14 +485,6 @@ def test_a_signal_that_is_ignored_stays_ignored(store: Store) -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_an_empty_result_is_a_failure(store: Store) -> None:
-    executor = PretendExecutor()
-    executor.on_submit = lambda job: (Path(job.attempt) / "out" / "result").unlink()
-    outcome = run(plan_of(until="get"), store, executor)
-    assert outcome.exit_code == 1
-    assert "left no files" in next(iter(outcome.errors.values())).message
-
-
 def test_durations_are_those_of_the_most_similar_that_ever_ran() -> None:
     plan = plan_of("fp16", "fp8", until="make")
     takes = fabricated.expected(plan, {"make": 9.0, "make/toy/m/fp8": 4.0})
