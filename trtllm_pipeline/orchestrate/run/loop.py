@@ -532,7 +532,13 @@ class Execution:
         if event.error is None and run.stage.scope is not Scope.SERVICE:
             seal = self._sealer.submit(self.store.seal, attempt, run.key, run.label, self._provenance(held, event))
             self._sealing[run.id] = seal, event.usage
-            return self._vacated(held)
+            if run.stage.scope is Scope.IN_SERVICE:  # it has no GPUs itself
+                return []
+            for lease in held.leases[
+                len(held.leases) - len(held.gpus) :
+            ]:  # the machine's lease keeps measurements away
+                lease.release()
+            return [scheduling.Vacated(run.id)]
         del self._running[run.id]
         error = None if held.stop_asked and run.stage.scope is Scope.SERVICE else event.error
         if error is None and held.ready_s is not None:  # a service stopped while loading has not reached its peak
@@ -543,14 +549,6 @@ class Execution:
         if error is None:
             return [_ended_event(run, None)]
         return [self._failure(run, error)]
-
-    def _vacated(self, held: _Running) -> list[scheduling.Event]:
-        """Release the GPUs of a stage run whose processes have ended. A task inside a service has none itself."""
-        if held.run.stage.scope is Scope.IN_SERVICE:
-            return []
-        for lease in held.leases[len(held.leases) - len(held.gpus) :]:  # the machine's lease keeps measurements away
-            lease.release()
-        return [scheduling.Vacated(held.run.id)]
 
     def _peak(self, held: _Running, usage: Usage, left: int) -> Peak:
         """Return expected and actual resource usage of a stage run. Later plans use it."""

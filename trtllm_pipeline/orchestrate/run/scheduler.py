@@ -323,13 +323,6 @@ def _whole_s(shares: Sequence[float]) -> float:
     return max(shares[:3]) + max(shares[3:])
 
 
-def may_overlap(need: Resources, places: Iterable[Capacity]) -> bool:
-    """Return True if an exclusive service may share a node with its successor while neither measures."""
-    return need.exclusive.alone and any(
-        place.memory is not None and (not need.gpus or need.gpus < len(place.gpus)) for place in places
-    )
-
-
 def backoff_s(task_id: str, failures: int) -> float:
     """Return the seconds to wait after the n-th failure: doubling from `BACKOFF_S` to a limit, times 0.5 to 1.5.
 
@@ -487,7 +480,9 @@ class Scheduler:
         elif isinstance(event, Finished):
             self._finished(node, event.failure)
         elif isinstance(event, Vacated):
-            self._vacate(node)
+            assert node.task.scope is Scope.ARTIFACT
+            # Its slots keep measurements away.
+            self._give_back(node, (node.amounts[_WORK], 0, 0, 0, node.amounts[_MEASURING]))
         else:
             assert isinstance(node, _Service)
             if isinstance(event, ServiceEnded):
@@ -582,12 +577,12 @@ class Scheduler:
 
     def _least_s(self, node: _TaskNode) -> float:
         """Return the seconds for which `node` keeps resources from others; half of them if two services run at a time."""
-        if (
-            isinstance(node, _Service)
-            and node.task.memory is not None
-            and may_overlap(node.task.resources, self._places)
-        ):
-            return (node.duration + node.measured_s) / 2
+        need = node.task.resources
+        if isinstance(node, _Service) and node.task.memory is not None and need.exclusive.alone:
+            # It may share a node with its successor while neither measures.
+            enough = (not need.gpus or need.gpus < len(each.gpus) for each in self._places if each.memory is not None)
+            if any(enough):
+                return (node.duration + node.measured_s) / 2
         return node.duration
 
     def _excess(self, resources: Resources) -> str | None:
@@ -1034,11 +1029,6 @@ class Scheduler:
     def _stir_services(self) -> None:
         """Check all services again: a measurement may have waited for one to be ready, or to end."""
         self._stirred |= {node: None for node in self._running if isinstance(node, _Service)}
-
-    def _vacate(self, node: _TaskNode) -> None:
-        """Release the resources of `node` except its slots, which keep measurements away."""
-        assert node.task.scope is Scope.ARTIFACT
-        self._give_back(node, (node.amounts[_WORK], 0, 0, 0, node.amounts[_MEASURING]))
 
     def _give_back(self, node: _TaskNode, kept: _Amounts = _NOTHING) -> None:
         for gpu in node.gpus:

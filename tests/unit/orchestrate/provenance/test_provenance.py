@@ -326,13 +326,9 @@ VALUES = st.recursive(
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_whatever_stands_in_a_statement_is_answered_in_words(store: Store, data: st.DataObject) -> None:
-    sealed = (
-        read(publish(store).folder)
-        if not list(store.artifacts_dir.glob("*/*"))
-        else read(next(store.artifacts_dir.glob("*/*")))
-    )
-    statement: Any = provenance.statement_of(store.folder(sealed.stage, sealed.fingerprint))
+def test_whatever_stands_in_a_statement_is_answered_in_words(signed: Artifact, data: st.DataObject) -> None:
+    sealed = read(signed.folder)
+    statement: Any = provenance.statement_of(signed.folder)
     path = data.draw(st.sampled_from(leaves(statement)))
     path = path[: data.draw(st.integers(1, len(path)))]
     place = statement
@@ -430,21 +426,19 @@ def test_other_spellings_of_a_sound_envelope_are_read(
     ],
 )
 def test_an_envelope_that_is_none(
-    store: Store, key: SigningKey, strict: Policy, change: Callable[[dict[str, Any]], None], said: str
+    signed: Artifact, strict: Policy, change: Callable[[dict[str, Any]], None], said: str
 ) -> None:
-    artifact = publish(store)
-    envelope = json.loads(sign(store, artifact.folder, key).text())
+    envelope = json.loads((signed.folder / ENVELOPE).read_text())
     change(envelope)
-    (artifact.folder / ENVELOPE).write_text(json.dumps(envelope))
-    assert said in messages(artifact, strict)
+    (signed.folder / ENVELOPE).write_text(json.dumps(envelope))
+    assert said in messages(signed, strict)
 
 
-def test_names_that_stand_twice_in_an_envelope_are_refused(store: Store, key: SigningKey, strict: Policy) -> None:
-    artifact = publish(store)
-    text = sign(store, artifact.folder, key).text()
+def test_names_that_stand_twice_in_an_envelope_are_refused(signed: Artifact, strict: Policy) -> None:
+    text = (signed.folder / ENVELOPE).read_text()
     other = base64.b64encode(b"{}").decode()
-    (artifact.folder / ENVELOPE).write_text(f'{{"payload":"{other}",{text[1:]}')
-    assert "'payload' is twice" in messages(artifact, strict)
+    (signed.folder / ENVELOPE).write_text(f'{{"payload":"{other}",{text[1:]}')
+    assert "'payload' is twice" in messages(signed, strict)
 
 
 @pytest.mark.parametrize("kind", ["link", "directory", "pipe", "huge", "empty"])
