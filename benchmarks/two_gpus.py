@@ -39,7 +39,7 @@ from trtllm_pipeline.base.machine.model import Gpu
 from trtllm_pipeline.base.machine.placement import cpus_of
 from trtllm_pipeline.orchestrate.plan.plan import Plan, make_plan
 from trtllm_pipeline.orchestrate.run.executor import Executor
-from trtllm_pipeline.orchestrate.run.loop import Observer, execute
+from trtllm_pipeline.orchestrate.run.loop import Execution, Observer
 from trtllm_pipeline.orchestrate.run.order import capacity
 from trtllm_pipeline.orchestrate.store.claims import lease_machine
 from trtllm_pipeline.orchestrate.store.store import Store
@@ -110,7 +110,7 @@ def _execute(plan: Plan, folder: Path, observer: Observer) -> tuple[list[dict[st
     """Results of a plan's stage runs, in order, and the exit code."""
     store = Store(folder)
     on = capacity(plan.machine)
-    outcome = execute(plan, store, Executor(), observer, run_id="gpus", nodes=[on], present={})
+    outcome = Execution(plan, store, Executor(), observer, run_id="gpus", nodes=[on], present={}).run()
     results = []
     for run in plan.stage_runs.values():
         left = outcome.artifacts.get(run.fingerprint)

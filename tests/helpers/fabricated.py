@@ -15,8 +15,8 @@ from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.orchestrate.matrix.models import Settings
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, make_plan
 from trtllm_pipeline.orchestrate.run.forecast import Durations
-from trtllm_pipeline.orchestrate.store.index import Artifact
-from trtllm_pipeline.orchestrate.store.store import Attempt, Store
+from trtllm_pipeline.orchestrate.store.index import Artifact, AttemptRow
+from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.tensorrt.embedded.toolchain import TOOLCHAIN
 
 _TOOLCHAIN = dataclasses.replace(
@@ -60,13 +60,13 @@ def expected(plan: Plan, learnt: Mapping[str, float]) -> dict[StageRunId, float]
     return {run.id: durations.expected(run) for run in plan.stage_runs.values()}
 
 
-def begin(store: Store, run: StageRun, *, log: str = "hello\n") -> Attempt:
+def begin(store: Store, run: StageRun, *, log: str = "hello\n") -> AttemptRow:
     attempt = store.begin("run-1", run.stage.name, run.fingerprint)
     attempt.log.write_text(log, encoding="utf-8")
     return attempt
 
 
-def recorded(store: Store, attempt: Attempt, key: str, label: str, provenance: Mapping[str, Json]) -> Artifact:
+def recorded(store: Store, attempt: AttemptRow, key: str, label: str, provenance: Mapping[str, Json]) -> Artifact:
     """What comes of an attempt: published and recorded."""
     return store.publish(attempt, store.seal(attempt, key, label, provenance))
 

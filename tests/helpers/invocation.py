@@ -20,7 +20,7 @@ from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.base.machine.model import Gpu
 from trtllm_pipeline.orchestrate.plan.plan import StageRun, make_plan
 from trtllm_pipeline.orchestrate.run.executor import Ended, ExecutorEvent, Job, Ready, Usage
-from trtllm_pipeline.orchestrate.run.loop import Observer, execute
+from trtllm_pipeline.orchestrate.run.loop import Execution, Observer
 from trtllm_pipeline.orchestrate.run.scheduler import Capacity
 from trtllm_pipeline.orchestrate.store.store import Store
 
@@ -81,7 +81,7 @@ def main(workspace: str, kind: str, number: str, seconds: str, *gpus: str) -> in
     on = Capacity(cpus=2, downloads=2, gpus=gpus)
     executor = TimedExecutor(float(seconds))
     store = Store(Path(workspace))
-    return execute(plan, store, executor, Waiting(), run_id="r", nodes=[on], present={}).exit_code
+    return Execution(plan, store, executor, Waiting(), run_id="r", nodes=[on], present={}).run().exit_code
 
 
 if __name__ == "__main__":

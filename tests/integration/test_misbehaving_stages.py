@@ -17,7 +17,7 @@ from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.orchestrate.plan.plan import Plan, make_plan
 from trtllm_pipeline.orchestrate.run import executor as executing
 from trtllm_pipeline.orchestrate.run.executor import Executor
-from trtllm_pipeline.orchestrate.run.loop import Observer, Outcome, execute
+from trtllm_pipeline.orchestrate.run.loop import Execution, Observer, Outcome
 from trtllm_pipeline.orchestrate.run.scheduler import Capacity
 from trtllm_pipeline.orchestrate.store.index import Artifact
 from trtllm_pipeline.orchestrate.store.store import Store
@@ -40,7 +40,7 @@ def plan_of(*scripts: str, timeout_s: float = 60.0) -> Plan:
 
 def run(plan: Plan, store: Store) -> Outcome:
     on = Capacity(cpus=2, downloads=1)
-    return execute(plan, store, Executor(), Observer(), run_id="r", nodes=[on], present={})
+    return Execution(plan, store, Executor(), Observer(), run_id="r", nodes=[on], present={}).run()
 
 
 def failed(store: Store, *scripts: str, timeout_s: float = 60.0) -> StageError:

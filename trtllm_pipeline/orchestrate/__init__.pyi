@@ -57,10 +57,10 @@ from .run.work import paced as paced
 from .store import claims as claims
 from .store import manifest as manifest
 from .store import remote_store as remote_store
+from .store.index import LOG as LOG
 from .store.index import Artifact as Artifact
 from .store.index import AttemptRow as AttemptRow
 from .store.index import RunRow as RunRow
 from .store.store import INDEX as INDEX
-from .store.store import LOG as LOG
 from .store.store import Store as Store
 from .store.store import is_workspace as is_workspace

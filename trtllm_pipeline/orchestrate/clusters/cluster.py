@@ -31,7 +31,7 @@ from trtllm_pipeline.orchestrate.clusters import agent as agents
 from trtllm_pipeline.orchestrate.clusters.exchange import Exchange
 from trtllm_pipeline.orchestrate.run.executor import Ended, Executor, ExecutorEvent, Job, Ready, Usage, read_job
 from trtllm_pipeline.orchestrate.run.scheduler import Capacity, NodeCame, NodeGone
-from trtllm_pipeline.orchestrate.store.store import LOG
+from trtllm_pipeline.orchestrate.store.index import LOG
 from trtllm_pipeline.tensorrt import JOB, failure
 
 _POLL_S: Final = 0.2

@@ -56,9 +56,9 @@ from trtllm_pipeline.orchestrate.run import file_views
 from trtllm_pipeline.orchestrate.run.executor import Job, Usage, read_job
 from trtllm_pipeline.orchestrate.store import claims, manifest
 from trtllm_pipeline.orchestrate.store.claims import Claim
+from trtllm_pipeline.orchestrate.store.index import LOG
 from trtllm_pipeline.orchestrate.store.manifest import FileEntry, Kind, Manifest
 from trtllm_pipeline.orchestrate.store.remote_store import NotTransferableError, Progress, Remote
-from trtllm_pipeline.orchestrate.store.store import LOG
 from trtllm_pipeline.tensorrt import JOB, OUT, PROGRESS_FILE, failure
 
 logger = logging.getLogger(__name__)

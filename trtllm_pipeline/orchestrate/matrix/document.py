@@ -300,7 +300,12 @@ def parse_set(argument: str) -> Assignment:
 
     Raises UsageError, or MatrixError for a value that is not YAML.
     """
-    key, value = _split(argument)
+    key, equals, text = argument.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise UsageError(f"--set {argument}: write KEY=VALUE", hint="for example --set settings.perf.concurrency=[1,8]")
+    name = f"--set {argument}"
+    value = parse(text, name, lines=False) if text.strip() else Document(name, None)
     top, _, rest = key.partition(".")
     if top == "axes" and rest:
         return Assignment(("axes", rest), value)
@@ -372,15 +377,6 @@ def apply_set_to_recipes(files: Mapping[str, Document], change: Assignment) -> l
     inner = Assignment(_steps(rest[len(model) + 1 :]), change.value)
     chosen = list(files.values()) if model == "*" else [files[model]]
     return [fault for file in chosen for fault in apply_set(file, inner)]
-
-
-def _split(argument: str) -> tuple[str, Document]:
-    key, equals, text = argument.partition("=")
-    key = key.strip()
-    if not equals or not key:
-        raise UsageError(f"--set {argument}: write KEY=VALUE", hint="for example --set settings.perf.concurrency=[1,8]")
-    name = f"--set {argument}"
-    return key, parse(text, name, lines=False) if text.strip() else Document(name, None)
 
 
 def _steps(key: str) -> KeyPath:

@@ -33,8 +33,6 @@ AXES: Final = tuple(Axes.model_fields)
 _OPTIONAL: Final = ("toolchain", "gpu")
 """Axes that a matrix may lack."""
 _SETTINGS: Final = "settings"
-_CLUSTER: Final = "cluster"
-"""The section of settings that is the same for all cells."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +188,7 @@ def _setting_axes(document: Document, final: Document, named: Mapping[str, Json]
     added = list(_rules(document, "add"))
     for name in setting_axes(named):
         steps = name.removeprefix(SETTINGS_PREFIX).split(".")
-        if steps[0] == _CLUSTER:
+        if steps[0] == "cluster":
             yield document.fault(("axes", name), "is the same for all cells: set it in the matrix's own settings")
         for written, at in setters:
             holder = written.get((*at, *steps[:-1]))

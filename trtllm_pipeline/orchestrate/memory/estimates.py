@@ -13,24 +13,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from trtllm_pipeline.base import Cell, Json, Machine, Needs, memory_size
-from trtllm_pipeline.orchestrate.store.index import Peak
+from trtllm_pipeline.orchestrate.store.index import Peak, prefixes
 from trtllm_pipeline.tensorrt import Stage
-
-_SHORTEST: Final = 2
-"""Segments of the shortest useful prefix. Formulas of different toolchains have different errors."""
 
 
 def label_of(stage: Stage, cell: Cell) -> str:
     """The label of the stage run of a cell: stage/toolchain/model/precision, and the type of GPU if the cell has one."""
     gpu_type = "" if cell.gpu is None else f"/{cell.gpu}"
     return f"{stage.name}/{cell.toolchain}/{cell.model}/{cell.precision}{gpu_type}"
-
-
-def prefixes(label: str) -> Iterator[str]:
-    """A label and its shorter prefixes, the longest first."""
-    while label.count("/") + 1 >= _SHORTEST:
-        yield label
-        label = label.rpartition("/")[0]
 
 
 HOST: Final = "host memory"
@@ -86,7 +76,7 @@ class Corrections:
                 continue
             for kind, expected in peak.expected.items():
                 taken = peak.taken.get(kind)
-                for label in prefixes(peak.label):
+                for label in _useful(peak.label):
                     if taken and expected > 0:
                         self._ratios.setdefault((label, kind), []).append(taken / expected)
 
@@ -110,7 +100,7 @@ class Corrections:
 
     def _similar(self, label: str, kind: str) -> tuple[str, float, float, int] | None:
         """The most similar label with measurements, their median ratio, the largest deviation from it, and their number."""
-        for similar in prefixes(label):
+        for similar in _useful(label):
             if ratios := self._ratios.get((similar, kind), [])[:_LATEST]:
                 # It imports fractions and decimals, which are not needed without measurements.
                 from statistics import median
@@ -118,6 +108,11 @@ class Corrections:
                 middle = median(ratios)
                 return similar, middle, max(abs(each / middle - 1) for each in ratios), len(ratios)
         return None
+
+
+def _useful(label: str) -> list[str]:
+    """A label and its prefixes with a toolchain: formulas of different toolchains have different errors."""
+    return [*prefixes(label)][:-1]
 
 
 def system(machine: Machine) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from trtllm_pipeline.base import Cell, DownloadError, FailureClass, Json, UsageError, canonical, digest_file, user_files
 from trtllm_pipeline.models import (
@@ -157,27 +157,31 @@ class Pins:
         """The configuration of a pinned model, or the part that `companions.unfit` reads. None if it cannot be read now."""
         from trtllm_pipeline.models import peek
 
-        source, folder = pinned["source"], pinned.get("folder")
-        assert isinstance(source, dict)
-        kind = "configuration_of" if not whole else "whole_configuration_of"
-        about = canonical({kind: {name: value for name, value in source.items() if name != "code"}})
-        known = None if self._index is None or folder is not None else self._index.pin(about)
+        source, folder = _place(pinned)
+        about = {"configuration_of" if not whole else "whole_configuration_of": source}
+        known = self._known(about, folder)
         if known is not None:
             return known
         if not self._reached and folder is None:
             return None
         try:
-            place = None if folder is None else Path(str(folder))
-            content = peek.configuration(source, file, folder=place, offline=bool(cell.settings["download"]["offline"]))
+            content = peek.configuration(source, file, folder=folder, offline=_is_offline(cell))
         except DownloadError as error:
             logger.warning("%s: cannot check now if its models fit: %s", cell.id, error.message)
             return None
         if content is None:
             return None
         known = {name: content[name] for name in (content if whole else companions.CONFIGURATION) if name in content}
+        return self._keep(about, known, folder)
+
+    def _known(self, about: Mapping[str, Json], folder: Path | None = None) -> Mapping[str, Any] | None:
+        """The stored pin of a request. None without one, and for a directory, which is examined each time."""
+        return None if self._index is None or folder is not None else self._index.pin(canonical(about))
+
+    def _keep(self, about: Mapping[str, Json], pinned: Mapping[str, Any], folder: Path | None) -> Mapping[str, Any]:
         if self._index is not None and folder is None:
-            self._index.set_pin(about, known)
-        return known
+            self._index.set_pin(canonical(about), pinned)
+        return pinned
 
     def _recipe(self, cell: Cell, *, form: str = MODEL) -> Mapping[str, Json]:
         listed = cell.recipe["sources"]
@@ -186,8 +190,8 @@ class Pins:
         entries = [source for source in listed if isinstance(source, dict)]
         sources = [{name: value for name, value in source.items() if name != "note"} for source in entries]
         settings = cell.settings["download"]
-        request = canonical({"sources": [*sources], "source": settings["source"]})
-        source = None if self._index is None else self._index.pin(request)
+        request: dict[str, Json] = {"sources": [*sources], "source": settings["source"]}
+        source = self._known(request)
         if source is None:
             from trtllm_pipeline.models import sources as model_sources
 
@@ -196,7 +200,7 @@ class Pins:
                 source = model_sources.resolve(
                     sources,
                     prefer=prefer,
-                    offline=bool(settings["offline"]),
+                    offline=_is_offline(cell),
                     base_dir=Path(cell.base_dir),
                     digest=self._digest_file,
                     unreached=self._unreached,
@@ -207,8 +211,8 @@ class Pins:
                 self._warn_unreached(error)
                 return {**cell.recipe, "source": _with_code(model_sources.unpinned(sources, prefer=prefer), cell)}
             # A local directory may change under the same name. It is examined each time.
-            if self._index is not None and "local" not in source:
-                self._index.set_pin(request, source)
+            if "local" not in source:
+                self._keep(request, source, None)
         if "local" in source:
             from trtllm_pipeline.models import sources as model_sources
 
@@ -230,15 +234,13 @@ class Pins:
         """
         from trtllm_pipeline.models import sources as model_sources
 
-        about = canonical({"content_of": dict(source)})
-        known = None if self._index is None else self._index.pin(about)
+        about: dict[str, Json] = {"content_of": dict(source)}
+        known = self._known(about)
         if known is None:
             if not self._reached and self._guess:
                 return None
             try:
-                digests = model_sources.content_of(
-                    source, offline=bool(cell.settings["download"]["offline"]), form=form
-                )
+                digests = model_sources.content_of(source, offline=_is_offline(cell), form=form)
             except DownloadError as error:
                 if error.failure is not FailureClass.TRANSIENT:
                     return None  # offline, gated or missing: the download reports it for the cells that need it
@@ -246,59 +248,47 @@ class Pins:
                 self._reached = False
                 logger.warning("%s: cannot list its files now: %s", cell.model, error.message)
                 return None
-            known = {"files": None if digests is None else {**digests}}
-            if self._index is not None:
-                self._index.set_pin(about, known)
+            known = self._keep(about, {"files": None if digests is None else {**digests}}, None)
         return known.get("files")
 
     def _lacks_tokenizer(self, cell: Cell, recipe: Mapping[str, Json]) -> bool:
         """True if no stage can read the tokenizer of a model. False if it is unknown now."""
         from trtllm_pipeline.models import peek
 
-        files, source, folder = recipe.get("files"), recipe["source"], recipe.get("folder")
-        assert isinstance(source, dict)
+        files, (source, folder) = recipe.get("files"), _place(recipe)
         if not isinstance(files, dict) or TOKENIZER in files:
             return False
-        about = canonical({"tokenizer_of": {name: value for name, value in source.items() if name != "code"}})
-        known = None if self._index is None or folder is not None else self._index.pin(about)
+        about = {"tokenizer_of": source}
+        known = self._known(about, folder)
         if known is None:
-            place = None if folder is None else Path(str(folder))
             try:
-                tokenizer_settings = peek.configuration(
-                    source, SETTINGS, folder=place, offline=bool(cell.settings["download"]["offline"])
-                )
+                content = peek.configuration(source, SETTINGS, folder=folder, offline=_is_offline(cell))
             except DownloadError:
                 return False
-            known = {"lacking": not has_tokenizer(files, tokenizer_settings or {})}
-            if self._index is not None and folder is None:
-                self._index.set_pin(about, known)
+            known = self._keep(about, {"lacking": not has_tokenizer(files, content or {})}, folder)
         return bool(known["lacking"])
 
     def _weights_of(self, cell: Cell, recipe: Mapping[str, Json]) -> _Weights:
         """Quantization of the published weights, as far as known now."""
         from trtllm_pipeline.models import peek
 
-        source, folder = recipe["source"], recipe.get("folder")
-        assert isinstance(source, dict)
+        source, folder = _place(recipe)
         if folder is not None:
-            return _Weights(peek.quantized(source, folder=Path(str(folder)), offline=True))
-        about = canonical({"quantization_of": {name: value for name, value in source.items() if name != "code"}})
-        known = None if self._index is None else self._index.pin(about)
+            return _Weights(peek.quantized(source, folder=folder, offline=True))
+        about = {"quantization_of": source}
+        known = self._known(about)
         if known is None and not self._reached:
             return _UNKNOWN  # no request to an unreachable hub for every model; there was a warning
         if known is None:
-            offline = bool(cell.settings["download"]["offline"])
             try:
-                weights = peek.quantized(source, folder=None, offline=offline)
-                known = {} if weights is None else weights._asdict()
+                weights = peek.quantized(source, folder=None, offline=_is_offline(cell))
             except OfflineError:
                 return _UNKNOWN  # there was a warning, or the model needs no hub in this plan
             except DownloadError as error:
                 self._reached = error.failure is not FailureClass.TRANSIENT
                 logger.warning("%s: cannot check now if its weights are quantized: %s", cell.model, error.message)
                 return _UNKNOWN
-            if self._index is not None:
-                self._index.set_pin(about, known)
+            known = self._keep(about, {} if weights is None else weights._asdict(), None)
         return _Weights(QuantizedWeights(**known) if known else None)
 
     def _code_of(self, cell: Cell, recipe: Mapping[str, Json]) -> dict[str, Json] | None:
@@ -308,29 +298,24 @@ class Pins:
         """
         from trtllm_pipeline.models import sources as model_sources
 
-        folder = None if recipe.get("folder") is None else Path(str(recipe["folder"]))
-        source = {name: value for name, value in recipe["source"].items() if name != "code"}  # type: ignore[union-attr]
+        source, folder = _place(recipe)
         if folder is None and not source.keys() & _HUBS:
             return None  # models from packages and generated models have none
         if (listed := _listed_code(recipe, source)) is not None:
             return {"files": listed, "page": model_sources.page_of(source, folder=folder)}
-        about = canonical({"code_of": source})
-        known = None if self._index is None or folder is not None else self._index.pin(about)
+        about = {"code_of": source}
+        known = self._known(about, folder)
         if known is None:
             if not self._reached and folder is None:
                 return None
             try:
-                digests = model_sources.code_of(
-                    source, folder=folder, offline=bool(cell.settings["download"]["offline"])
-                )
+                digests = model_sources.code_of(source, folder=folder, offline=_is_offline(cell))
             except OfflineError:
                 return None  # there was a warning about its weights
             except DownloadError as error:
                 logger.warning("%s: cannot check now if it comes with code: %s", cell.model, error.message)
                 return None
-            known = {"files": None if digests is None else {**digests}}
-            if self._index is not None and folder is None:
-                self._index.set_pin(about, known)
+            known = self._keep(about, {"files": None if digests is None else {**digests}}, folder)
         files = known.get("files")
         return None if files is None else {"files": files, "page": model_sources.page_of(source, folder=folder)}
 
@@ -374,6 +359,19 @@ class Pins:
             if self._reached:
                 logger.warning("no hub can be reached, models are planned as in their recipes")
             self._reached = False
+
+
+def _is_offline(cell: Cell) -> bool:
+    return bool(cell.settings["download"]["offline"])
+
+
+def _place(pinned: Mapping[str, Json]) -> tuple[dict[str, Json], Path | None]:
+    """The source of a pinned model without its trusted code, and its directory if it is local."""
+    source, folder = pinned["source"], pinned.get("folder")
+    assert isinstance(source, dict)
+    return {name: value for name, value in source.items() if name != "code"}, None if folder is None else Path(
+        str(folder)
+    )
 
 
 def _copies(sources: Sequence[dict[str, Json]], pinned: Mapping[str, Json], prefer: str) -> list[Json]:

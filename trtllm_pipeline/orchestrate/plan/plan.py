@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from trtllm_pipeline.base import (
     SCHEMA,
@@ -33,14 +33,6 @@ _LAST_OF_DRAFTER: Final = "build"
 
 SELECTED: Final = "files"
 """Key of an input that is read in part: the digest of the files that are read, instead of the input's fingerprint."""
-
-
-class SelectedFiles(NamedTuple):
-    """Files of a model that a stage run reads."""
-
-    names: tuple[str, ...]
-    key: dict[str, Json]
-    """Their part of the stage run's key."""
 
 
 @dataclass(slots=True)
@@ -184,7 +176,8 @@ class _Graph:
     key: Callable[[Any], dict[str, Json]]
     """Parameters -> their part of a key."""
     runs: dict[StageRunId, StageRun] = field(default_factory=dict)
-    selected: dict[tuple[StageRunId, frozenset[ModelPart]], SelectedFiles] = field(default_factory=dict)
+    selected: dict[tuple[StageRunId, frozenset[ModelPart]], tuple[tuple[str, ...], Json]] = field(default_factory=dict)
+    """Model and its parts -> the files that a stage run reads, and their part of its key."""
 
     def add(self, forms: Sequence[_Form], cell: Cell, done: dict[str, StageRunId], user: CellId) -> None:
         """The stage runs of `cell`, used by the cell `user`. Records them in `done` by stage."""
@@ -212,7 +205,7 @@ class _Graph:
                 if same_files not in self.selected:
                     names = files_of(contents, parts)
                     selected = fingerprint(canonical({each: contents[each] for each in names}))
-                    self.selected[same_files] = SelectedFiles(names, {SELECTED: selected})
+                    self.selected[same_files] = names, {SELECTED: selected}
                 reads[name], of_inputs[name] = self.selected[same_files]
         digested = {name: self.digest(path, cell) for name, path in stage.files(cell).items()}
         files = {name: path for name, (path, _) in digested.items()}

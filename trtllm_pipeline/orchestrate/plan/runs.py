@@ -9,13 +9,16 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from trtllm_pipeline.base import CellId, Fingerprint, StageRunId, UsageError, count, in_order
+from trtllm_pipeline.base import CellId, StageRunId, UsageError, count, in_order
 from trtllm_pipeline.orchestrate.plan.plan_file import NAME, Outline, OutlineCell, OutlineRun, read_plan
 from trtllm_pipeline.orchestrate.plan.planner import REQUEST_FILE, Request, read_request
 from trtllm_pipeline.orchestrate.store.index import Artifact
 from trtllm_pipeline.orchestrate.store.store import Store
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.orchestrate.store.remote_store import ArtifactKey
 
 _ARTIFACT: Final = re.compile(r"(?:([a-z][a-z0-9_]*)[-/])?([0-9a-f]{4,32})")
 LATEST: Final = "latest"
@@ -184,19 +187,7 @@ def find_artifacts(store: Store, wanted: str | None) -> tuple[Artifact, ...]:
     return find_named(store, [each for each in store.index.all_artifacts() if each.folder.is_dir()], wanted)
 
 
-class Named(Protocol):
-    """An artifact that a name can mean."""
-
-    @property
-    def stage(self) -> str:
-        """Name of its stage."""
-
-    @property
-    def fingerprint(self) -> Fingerprint:
-        """Its fingerprint."""
-
-
-N = TypeVar("N", bound=Named)
+N = TypeVar("N", "Artifact", "ArtifactKey")
 
 
 def find_named(store: Store, known: Sequence[N], wanted: str | None) -> tuple[N, ...]:

@@ -32,8 +32,8 @@ from trtllm_pipeline.models import files_of
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, is_result
 from trtllm_pipeline.orchestrate.plan.plan_file import Outline, OutlineRun
 from trtllm_pipeline.orchestrate.store import manifest
-from trtllm_pipeline.orchestrate.store.index import Artifact, AttemptRow
-from trtllm_pipeline.orchestrate.store.store import LOG, Store
+from trtllm_pipeline.orchestrate.store.index import LOG, Artifact, AttemptRow
+from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.tensorrt import PROGRESS_FILE, failure
 
 INFEASIBLE: Final = "infeasible"
@@ -91,9 +91,6 @@ class StageState:
         return lines if self.setting is None else [*lines, f"set: {self.setting}"]
 
 
-_THERE: Final = StageState(StageStatus.UP_TO_DATE)
-
-
 def stage_states(outline: Outline, store: Store, *, artifacts: bool = True) -> dict[StageRunId, StageState]:
     """Current status of each stage run. Without `artifacts`, files of artifacts are not read.
 
@@ -104,7 +101,9 @@ def stage_states(outline: Outline, store: Store, *, artifacts: bool = True) -> d
     runs = outline.stage_runs.values()
     before = store.claimed()
     wanted = {run.fingerprint: run.stage for run in runs if run.scope is not Scope.SERVICE}
-    present = {**store.present(wanted)} if artifacts else dict.fromkeys(store.listed(wanted), None)
+    present: Mapping[Fingerprint, Artifact | None] = (
+        store.present(wanted) if artifacts else dict.fromkeys(store.listed(wanted))
+    )
     absent = [run.fingerprint for run in runs if run.fingerprint not in present]
     attempts = store.index.attempts(absent)
     infeasible = store.index.infeasible()
@@ -117,8 +116,7 @@ def stage_states(outline: Outline, store: Store, *, artifacts: bool = True) -> d
     states: dict[StageRunId, StageState] = {}
     for run in runs:  # in dependency order
         if run.fingerprint in present:
-            artifact = present[run.fingerprint]
-            states[run.id] = _THERE if artifact is None else StageState(StageStatus.UP_TO_DATE, artifact)
+            states[run.id] = StageState(StageStatus.UP_TO_DATE, present[run.fingerprint])
             continue
         attempt = attempts.get(run.fingerprint)
         if run.fingerprint in working:
@@ -181,9 +179,7 @@ def failed_attempt(attempt: AttemptRow) -> StageState:
 
 def _log(attempt: AttemptRow | None) -> Path | None:
     """The attempt's log, if it still exists."""
-    if attempt is None or not (attempt.folder / LOG).exists():
-        return None
-    return attempt.folder / LOG
+    return attempt.log if attempt is not None and attempt.log.exists() else None
 
 
 def running_s(standing: StageState) -> float | None:

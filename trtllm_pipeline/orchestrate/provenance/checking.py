@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base import StateError, UsageError, canonical, digest_file
+from trtllm_pipeline.base import StateError, UsageError, canonical
 from trtllm_pipeline.orchestrate.provenance.dsse import (
     Envelope,
     EnvelopeError,
@@ -136,7 +136,7 @@ def look(folder: Path, policy: Policy, *, contents: bool = True) -> Looked:
     findings = [finding(ENVELOPE, wrong) for wrong in _wrong_signatures(envelope, signed, policy)]
     findings += [finding(ENVELOPE, wrong) for wrong in mismatches(envelope.payload, sealed)]
     if contents and not findings:
-        findings += [finding(path, wrong) for path, wrong in _changed(folder, sealed)]
+        findings += [finding(path, wrong) for path, wrong in _changed(folder)]
     return Looked(envelope.payload, signed, tuple(findings))
 
 
@@ -217,22 +217,10 @@ def _files(given: list[dict[str, Any]], sealed: Manifest) -> Iterator[str]:
         yield f"its subjects are not this artifact's files: {', '.join(map(brief, sorted(wrong)[:_NAMED]))}{more} differ"
 
 
-def _changed(folder: Path, sealed: Manifest) -> Iterator[tuple[str, str]]:
+def _changed(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield files whose content differs from the manifest, and so from the statement, and files that are not in it."""
-    out = folder / OUT
-    for entry in sealed.files:
-        path = out / entry.path
-        try:
-            if entry.link is not None:
-                sound = str(path.readlink()) == entry.link
-            else:
-                sound = not path.is_symlink() and digest_file(path) == entry.digest
-        except OSError as error:
-            yield f"{OUT}/{entry.path}", f"cannot be read: {error.strerror}"
-            continue
-        if not sound:
-            yield f"{OUT}/{entry.path}", "differs from the signed file"
-    listed = {entry.path for entry in sealed.files}
-    for path in manifest.walk(out):
-        if str(path.relative_to(out)) not in listed:
-            yield str(path.relative_to(folder)), "is not among the files that were signed; `store repair` removes it"
+    for each in manifest.inspect(folder, contents=True):
+        if each.kind is Kind.DAMAGED:
+            yield each.path, f"differs from the signed file: {each.message}"
+        elif each.kind in {Kind.DERIVED, Kind.UNLISTED} and each.path.startswith(f"{OUT}/"):
+            yield each.path, "is not among the files that were signed; `store repair` removes it"

@@ -69,7 +69,7 @@ class Fit:
         """For each changed axis: name, old and new value as in ids, new value for `--set`."""
         old, new = self.cell, self.changed or self.cell
         batches = str(old.max_batch_size), str(new.max_batch_size)
-        layouts = layout_name(*_layout(old)), layout_name(*_layout(new))
+        layouts = layout_name(old.tp, old.pp, old.ep, old.dp), layout_name(new.tp, new.pp, new.ep, new.dp)
         for name, texts in {
             "max_batch_size": batches,
             "parallel": layouts,
@@ -195,10 +195,6 @@ def _setting(cell: Cell, name: str) -> str:
         assert isinstance(value, dict)
         value = value[key]
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
-
-
-def _layout(cell: Cell) -> tuple[int, int, int, int]:
-    return cell.tp, cell.pp, cell.ep, cell.dp
 
 
 def _title(fit: Fit, number: int) -> str:

@@ -33,7 +33,7 @@ from trtllm_pipeline.base import (
 )
 from trtllm_pipeline.base import gpus as gpu_devices
 from trtllm_pipeline.orchestrate.run.scheduler import NodeCame, NodeGone
-from trtllm_pipeline.orchestrate.store.store import LOG
+from trtllm_pipeline.orchestrate.store.index import LOG
 from trtllm_pipeline.tensorrt import SERVICE_FILE, causes, failure, out_of_memory
 
 SCHEMA: Final = 3
@@ -94,9 +94,9 @@ def read_job(path: Path) -> Job:
             raise UsageError(f"{path}: job schema {data['schema']}, this release reads {SCHEMA}")
         data["commands"] = tuple(tuple(command) for command in data["commands"])
         data["scope"] = Scope(data["scope"])
-        data |= {name: tuple(data.get(name, ())) for name in ("gpus", "cpus")}
-        resources = data.get("resources", {})
-        data["resources"] = Resources(**{**resources, "exclusive": Exclusive(resources.get("exclusive", "none"))})
+        data |= {name: tuple(data[name]) for name in ("gpus", "cpus")}
+        resources = data["resources"]
+        data["resources"] = Resources(**{**resources, "exclusive": Exclusive(resources["exclusive"])})
         return Job(**data)
     except (OSError, ValueError, KeyError, TypeError) as error:
         why = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else f"not a job file: {error}"

@@ -21,7 +21,7 @@ from trtllm_pipeline.orchestrate.plan.plan_file import action, commands_of, plan
 from trtllm_pipeline.orchestrate.plan.stage_status import RERUN, reasons
 from trtllm_pipeline.orchestrate.run import scheduler as scheduling
 from trtllm_pipeline.orchestrate.run.order import capacities, section, section_name, simulate
-from trtllm_pipeline.orchestrate.store.index import Artifact
+from trtllm_pipeline.orchestrate.store.index import Artifact, prefixes
 from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.tensorrt import PARTIAL
 from trtllm_pipeline.tensorrt import params as stage_params
@@ -68,11 +68,9 @@ class Durations:
         self._here: dict[str, tuple[float, float]] = {}
         """Measured and estimated seconds."""
         self._guesses: dict[StageRunId, float] = {}
-        self._estimates: dict[tuple[str, int], Estimate] = {}
 
     def learn(self, run: StageRun, seconds: float) -> None:
-        self._estimates.clear()
-        for label in (*_labels(run), _ALL):
+        for label in (*prefixes(run.label), _ALL):
             took_s, guessed_s = self._here.get(label, (0.0, 0.0))
             self._here[label] = (took_s + seconds, guessed_s + self.guess(run))
 
@@ -84,33 +82,26 @@ class Durations:
 
     def of(self, run: StageRun) -> float | None:
         """Return the known duration. None if no comparable run exists. Another model's time is not comparable if size matters."""
-        known = list(_labels(run))
+        known = list(prefixes(run.label))
         for label in known[:-2] if _by_size(run) else known:
-            took_s, guessed_s = self._here.get(label, (0.0, 0.0))
-            if guessed_s:
-                return self.guess(run) * took_s / guessed_s
+            if label in self._here:
+                return self._scaled(run, label)
             if label in self._learnt:
                 return self._learnt[label]
         return None
 
     def guessed(self, run: StageRun) -> float:
         """Return the formula's seconds, corrected by this run's results for comparable stage runs, else for all."""
-        for label in (*_labels(run), _ALL):
-            took_s, guessed_s = self._here.get(label, (0.0, 0.0))
-            if guessed_s:
-                return self.guess(run) * took_s / guessed_s
-        return self.guess(run)
+        known = next((label for label in (*prefixes(run.label), _ALL) if label in self._here), None)
+        return self.guess(run) if known is None else self._scaled(run, known)
+
+    def _scaled(self, run: StageRun, label: str) -> float:
+        took_s, guessed_s = self._here[label]
+        return self.guess(run) * took_s / guessed_s
 
     def estimate(self, run: StageRun) -> Estimate:
         """Return the formula in milliseconds, corrected by similar systems. Without measurements: the known duration, or the formula."""
         formula = round(1000 * guess_s(run, self._machine))
-        same = run.label, formula
-        corrected = self._estimates.get(same)
-        if corrected is None:
-            corrected = self._estimates[same] = self._estimate(run, formula)
-        return corrected
-
-    def _estimate(self, run: StageRun, formula: int) -> Estimate:
         if self._corrections is not None:
             corrections = self._corrections.on(run.first_cell.gpu)
             corrected = corrections.of(run.label, TIME, formula, _GUESS_ERROR)
@@ -121,14 +112,6 @@ class Durations:
 
     def expected(self, run: StageRun) -> float:
         return self.estimate(run).value / 1000
-
-
-def _labels(run: StageRun) -> Iterator[str]:
-    """Yield stage/toolchain/model/precision, with the GPU type if the cell names one, and each prefix."""
-    label = run.label
-    while label:
-        yield label
-        label = label.rpartition("/")[0]
 
 
 def _by_size(run: StageRun) -> bool:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Final, TypeAlias
@@ -40,9 +40,9 @@ from trtllm_pipeline.orchestrate.run.executor import Ended, Executor, ExecutorEv
 from trtllm_pipeline.orchestrate.run.forecast import Durations, Forecast, guess_s
 from trtllm_pipeline.orchestrate.run.order import favourable, section, section_name, tasks
 from trtllm_pipeline.orchestrate.store.claims import Claim, SharedEntry, WaitingPlace, lease_machine, machine_users
-from trtllm_pipeline.orchestrate.store.index import Artifact, Peak
+from trtllm_pipeline.orchestrate.store.index import Artifact, AttemptRow, Peak
 from trtllm_pipeline.orchestrate.store.manifest import Manifest, read
-from trtllm_pipeline.orchestrate.store.store import Attempt, Store
+from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.tensorrt import JOB, OUT, PROGRESS_FILE, SERVICE_FILE, params
 
 _POLL_S: Final = 0.2
@@ -153,7 +153,7 @@ class _Running:
     """An attempt in progress and its claims."""
 
     run: StageRun
-    attempt: Attempt
+    attempt: AttemptRow
     claim: Claim
     leases: list[Claim]
     """Leases of the machine, then of its GPUs."""
@@ -167,43 +167,24 @@ class _Running:
     stop_asked: bool = False
 
 
-def execute(
-    plan: Plan,
-    store: Store,
-    executor: Executor,
-    observer: Observer,
-    *,
-    run_id: str,
-    nodes: Sequence[scheduling.Capacity],
-    present: Mapping[Fingerprint, Artifact],
-    keep_going: bool = True,
-    expected_s: Mapping[StageRunId, float] | None = None,
-    rerun: Collection[Fingerprint] = (),
-) -> Outcome:
-    """Bring every stage run of `plan` up to date. Returns when all have ended, successfully or not.
-
-    `present` are the artifacts already present, `expected_s` the durations of a forecast, if there is one. Artifacts of
-    `rerun` are made again, whether or not the store has them.
-    """
-    return _Execution(
-        plan, store, executor, observer, run_id, nodes, dict(present), keep_going, expected_s or {}, rerun
-    ).loop()
-
-
 @dataclass(slots=True)
-class _Execution:
+class Execution:
     """One run of a plan."""
 
-    _plan: Plan
-    _store: Store
-    _executor: Executor
-    _observer: Observer
-    _run_id: str
-    _nodes: Sequence[scheduling.Capacity]
-    _present: dict[Fingerprint, Artifact]
-    _keep_going: bool
-    _expected: Mapping[StageRunId, float]
-    _rerun: Collection[Fingerprint]
+    plan: Plan
+    store: Store
+    executor: Executor
+    observer: Observer
+    _: KW_ONLY
+    run_id: str
+    nodes: Sequence[scheduling.Capacity]
+    present: dict[Fingerprint, Artifact]
+    """Artifacts already present, and those made since."""
+    keep_going: bool = True
+    expected_s: Mapping[StageRunId, float] = field(default_factory=dict)
+    """Durations of a forecast, if there is one."""
+    rerun: Collection[Fingerprint] = ()
+    """Artifacts to make again, whether or not the store has them."""
     _running: dict[StageRunId, _Running] = field(default_factory=dict)
     _elsewhere: dict[StageRunId, None] = field(default_factory=dict)
     _unleased: dict[_Lease, dict[StageRunId, None]] = field(default_factory=dict)
@@ -232,34 +213,34 @@ class _Execution:
     _scheduler: scheduling.Scheduler = field(init=False)
 
     def __post_init__(self) -> None:
-        self._known_infeasible = self._store.index.infeasible()
-        self._durations = self._store.index.durations()
-        self._to_run = to_run(self._plan, lambda run: run.fingerprint in self._present)
-        corrections = estimates.Corrections(self._store.index.peaks(), self._plan.machine)
+        self._known_infeasible = self.store.index.infeasible()
+        self._durations = self.store.index.durations()
+        self._to_run = to_run(self.plan, lambda run: run.fingerprint in self.present)
+        corrections = estimates.Corrections(self.store.index.peaks(), self.plan.machine)
         # The forecast lacks stage runs whose artifacts could not be pulled or have disappeared since.
-        if unforecast := self._to_run - self._expected.keys():
-            durations = Durations(self._durations, self._plan.machine, corrections)
-            more = {run: durations.expected(self._plan.stage_runs[run]) for run in unforecast}
-            self._expected = {**self._expected, **more}
-        known = list(tasks(self._plan, self._to_run, lambda run: self._expected[run.id], corrections, self._nodes))
-        stages = (self._plan.stage_runs[run].stage for run in self._to_run)
+        if unforecast := self._to_run - self.expected_s.keys():
+            durations = Durations(self._durations, self.plan.machine, corrections)
+            more = {run: durations.expected(self.plan.stage_runs[run]) for run in unforecast}
+            self.expected_s = {**self.expected_s, **more}
+        known = list(tasks(self.plan, self._to_run, lambda run: self.expected_s[run.id], corrections, self.nodes))
+        stages = (self.plan.stage_runs[run].stage for run in self._to_run)
         has_run = all(stage.scope is Scope.SERVICE or stage.name in self._durations for stage in stages)
         self._scheduler = scheduling.Scheduler(
             known,
-            *self._nodes,
-            keep_going=self._keep_going,
+            *self.nodes,
+            keep_going=self.keep_going,
             observe=self._changed,
             # With inaccurate estimates, a searched order is not better than the longest path first.
-            favour=favourable(known, self._nodes) if has_run else None,
+            favour=favourable(known, self.nodes) if has_run else None,
         )
 
     # The loop.
 
-    def loop(self) -> Outcome:
-        """Run until all stage runs have ended."""
+    def run(self) -> Outcome:
+        """Bring every stage run up to date. Returns when all have ended, successfully or not."""
         scheduler = self._scheduler
         statuses = self._statuses()
-        self._observer.begin(self._plan, statuses, self._durations, lambda: scheduler.nodes)
+        self.observer.begin(self.plan, statuses, self._durations, lambda: scheduler.nodes)
         self._begun = True
         for run, status in statuses.items():
             if status is StageStatus.FAILED:  # needs more than this machine has: known before the start
@@ -279,23 +260,23 @@ class _Execution:
                         events.append(scheduling.Interrupt())
                         if interrupts_obeyed > 1:
                             for run in self._running:
-                                self._executor.stop(run, grace_s=0.0)
+                                self.executor.stop(run, grace_s=0.0)
         finally:
             with ExitStack() as ending:  # in reverse order, each even if others fail
-                ending.callback(self._observer.end)
+                ending.callback(self.observer.end)
                 ending.callback(self._place.leave)
                 ending.callback(self._enter.let_go)
                 for held in self._running.values():
                     ending.callback(_release, held)
                 ending.callback(self._give_up)
                 ending.callback(self._sealer.shutdown)
-                ending.callback(self._executor.close)
+                ending.callback(self.executor.close)
         self._remember_latest()
         statuses = self._statuses()
         failed = (run for run, status in statuses.items() if status is StageStatus.FAILED)
         return Outcome(
             statuses,
-            self._present,
+            self.present,
             {run: failure for run in failed if (failure := scheduler.failure(run)) is not None},
             {run: cause for run in self._to_run if (cause := scheduler.blocked_by(run)) is not None},
             interrupted=self._interrupts > 0,
@@ -305,19 +286,19 @@ class _Execution:
     def _give_up(self) -> None:
         """Record running stage runs as interrupted."""
         for held in self._running.values():
-            self._store.fail(held.attempt, "interrupted", None)
+            self.store.fail(held.attempt, "interrupted", None)
             _release(held)
 
     def _statuses(self) -> dict[StageRunId, StageStatus]:
         """Return the status of all stage runs of the plan. Those not to run are present or not needed."""
-        status, present = self._scheduler.status, self._present
+        status, present = self._scheduler.status, self.present
         return {
             run.id: status(run.id)
             if run.id in self._to_run
             else StageStatus.UP_TO_DATE
             if run.fingerprint in present
             else StageStatus.SKIPPED
-            for run in self._plan.stage_runs.values()
+            for run in self.plan.stage_runs.values()
         }
 
     def _collect(self) -> list[scheduling.Event]:
@@ -333,7 +314,7 @@ class _Execution:
         if (waits := self._place.by) and self._scheduler.status(StageRunId(waits)) not in _WAITING:
             self._place.leave()  # done elsewhere, or cancelled
         events = []
-        for event in self._with_causes(self._executor.wait(patience)):
+        for event in self._with_causes(self.executor.wait(patience)):
             if isinstance(event, Ready):
                 if event.id in self._running:
                     self._running[event.id].ready_s = time.monotonic() - self._running[event.id].started_s
@@ -342,14 +323,12 @@ class _Execution:
                 events += self._ended(event)
             else:
                 gone = isinstance(event, scheduling.NodeGone)
-                self._observer.node(
-                    event.node if isinstance(event, scheduling.NodeGone) else event.node.node, gone=gone
-                )
+                self.observer.node(event.node if isinstance(event, scheduling.NodeGone) else event.node.node, gone=gone)
                 events.append(event)
         for run_id in [run_id for run_id, (future, _) in self._sealing.items() if future.done()]:
             events.append(self._publish(run_id, *self._sealing.pop(run_id)))
         events += self._freed()
-        self._observer.tick(self._progress())
+        self.observer.tick(self._progress())
         return events
 
     def _with_causes(self, events: list[ExecutorEvent]) -> list[ExecutorEvent]:
@@ -358,16 +337,16 @@ class _Execution:
         while time.monotonic() < deadline:
             over = {event.id for event in events if isinstance(event, Ended)}
             services = {
-                self._plan.stage_runs[event.id].inputs.get("service")
+                self.plan.stage_runs[event.id].inputs.get("service")
                 for event in events
                 if isinstance(event, Ended) and event.error is not None and not self._running[event.id].stop_asked
             }
             if not (services - {None}) - over:
                 break
-            events = events + self._executor.wait(_POLL_S)
+            events = events + self.executor.wait(_POLL_S)
 
         def is_effect(event: ExecutorEvent) -> bool:
-            return isinstance(event, (Ready, Ended)) and self._plan.stage_runs[event.id].stage.scope is Scope.IN_SERVICE
+            return isinstance(event, (Ready, Ended)) and self.plan.stage_runs[event.id].stage.scope is Scope.IN_SERVICE
 
         return sorted(events, key=is_effect)
 
@@ -390,17 +369,17 @@ class _Execution:
 
     def _obey(self, instruction: scheduling.Instruction) -> None:
         if isinstance(instruction, scheduling.Start):
-            self._queued += self._start(self._plan.stage_runs[instruction.id], instruction)
+            self._queued += self._start(self.plan.stage_runs[instruction.id], instruction)
         elif isinstance(instruction, scheduling.RetryAt):
             wait = max(0.0, instruction.when - time.monotonic())
-            run = self._plan.stage_runs[instruction.id]
-            self._observer.waiting(run, f"{instruction.failure.message}; attempt {instruction.attempt} in {wait:.0f} s")
+            run = self.plan.stage_runs[instruction.id]
+            self.observer.waiting(run, f"{instruction.failure.message}; attempt {instruction.attempt} in {wait:.0f} s")
         else:
             held = self._running.get(instruction.id)
             if held is not None and instruction.id not in self._sealing:
                 held.stop_asked = True
                 stopping_s = _seconds(held.run, "stop_timeout_s", 0.0)  # a service stops its server first
-                self._executor.stop(instruction.id, grace_s=5.0 + stopping_s)
+                self.executor.stop(instruction.id, grace_s=5.0 + stopping_s)
 
     def _start(self, run: StageRun, start: scheduling.Start) -> list[scheduling.Event]:
         """Start an attempt, unless another invocation works on it or has done it, or it is infeasible."""
@@ -412,14 +391,14 @@ class _Execution:
                 hint="if it can work now, retry it with `pipeline resume --retry-infeasible` or `pipeline run`",
             )
             return [_ended_event(run, remembered)]
-        need = self._plan.resources(run)
+        need = self.plan.resources(run)
         kind = need.exclusive, need.beside_standing, len(start.gpus)
         leases_here = not start.node and run.stage.scope is not Scope.IN_SERVICE
         if leases_here and kind in self._refused and kind in self._unleased:
             return self._busy(run, self._refused[kind], self._unleased[kind])
-        claim = self._store.claim(run.fingerprint)
+        claim = self.store.claim(run.fingerprint)
         if claim is None:
-            who = " and ".join(self._store.claimants(run.fingerprint)) or "another invocation"
+            who = " and ".join(self.store.claimants(run.fingerprint)) or "another invocation"
             return self._busy(run, f"{who} works on it", self._elsewhere)
         leases, gpus = list[Claim](), start.gpus
         done = self._done_elsewhere(run)
@@ -433,7 +412,7 @@ class _Execution:
             service = self._running[StageRunId(run.inputs["service"])]
             gpus, cpus = service.gpus, service.cpus
         else:
-            machine = self._plan.machine
+            machine = self.plan.machine
             exclusive, beside_standing, _ = kind
             others = [gpu.uuid for gpu in machine.gpus]
             leased = lease_machine(
@@ -457,16 +436,16 @@ class _Execution:
             leases, gpus = leased
             if exclusive.pinned:
                 cpus = probe.cpus_near(gpus)
-        left = self._store.unended(run.fingerprint) if start.node else None
-        if left is not None and self._executor.adopt(left):
-            attempt = self._store.join(self._run_id, run.stage.name, run.fingerprint, left)
+        left = self.store.unended(run.fingerprint) if start.node else None
+        if left is not None and self.executor.adopt(left):
+            attempt = self.store.join(self.run_id, run.stage.name, run.fingerprint, left)
             job = replace(read_job(attempt.folder / JOB), node=start.node)
         else:
-            attempt = self._store.begin(self._run_id, run.stage.name, run.fingerprint)
+            attempt = self.store.begin(self.run_id, run.stage.name, run.fingerprint)
             job = self._job(run, attempt, gpus, cpus, start.node)
             job.write(attempt.folder / JOB)
         self._running[run.id] = _Running(run, attempt, claim, leases, gpus, cpus, time.monotonic())
-        self._executor.submit(job, [each.fd for each in (claim, *leases)])
+        self.executor.submit(job, [each.fd for each in (claim, *leases)])
         return self._may_ask(kind) if leases_here else []
 
     def _may_ask(self, kind: _Lease) -> list[scheduling.Event]:
@@ -483,27 +462,27 @@ class _Execution:
     def _done_inside(self, service: StageRun) -> list[scheduling.Event]:
         inside = [
             run
-            for run in map(self._plan.stage_runs.__getitem__, self._to_run)
+            for run in map(self.plan.stage_runs.__getitem__, self._to_run)
             if run.inputs.get("service") == service.id and self._scheduler.status(run.id) is StageStatus.PENDING
         ]
         return [scheduling.Freed(run.id, done=True) for run in inside if self._look(run)]
 
     def _look(self, run: StageRun) -> bool:
-        artifact = None if run.fingerprint in self._rerun else self._store.get(run.stage.name, run.fingerprint)
+        artifact = None if run.fingerprint in self.rerun else self.store.get(run.stage.name, run.fingerprint)
         if artifact is None:
             return False
-        self._present[run.fingerprint] = artifact
+        self.present[run.fingerprint] = artifact
         return True
 
     def _busy(self, run: StageRun, why: str, among: dict[StageRunId, None]) -> list[scheduling.Event]:
         if (run.id, why) not in self._waits:
             self._waits.add((run.id, why))
-            self._observer.waiting(run, why)
+            self.observer.waiting(run, why)
         among[run.id] = None
         return [scheduling.Busy(run.id)]
 
-    def _job(self, run: StageRun, attempt: Attempt, gpus: tuple[str, ...], cpus: tuple[int, ...], node: str) -> Job:
-        inputs = {name: self._input(self._plan.stage_runs[upstream]) for name, upstream in run.inputs.items()}
+    def _job(self, run: StageRun, attempt: AttemptRow, gpus: tuple[str, ...], cpus: tuple[int, ...], node: str) -> Job:
+        inputs = {name: self._input(self.plan.stage_runs[upstream]) for name, upstream in run.inputs.items()}
         shown = {
             name: str(file_views.make(attempt.folder, name, Path(inputs[name]), files))
             for name, files in run.reads.items()
@@ -519,7 +498,7 @@ class _Execution:
             toolchain=run.toolchain,
             fingerprint=run.fingerprint,
             scope=run.stage.scope,
-            commands=command_lines(run, inputs, folder, self._plan.machine),
+            commands=command_lines(run, inputs, folder, self.plan.machine),
             environment=environment,
             program=run.stage.program,
             params_class=params.class_name(run.params),
@@ -533,14 +512,14 @@ class _Execution:
             section=section_name(run),
             gpus=gpus,
             cpus=cpus,
-            resources=self._plan.resources(run),
+            resources=self.plan.resources(run),
             node=node,
         )
 
     def _input(self, upstream: StageRun) -> str:
         if upstream.stage.scope is Scope.SERVICE:
             return f"{self._running[upstream.id].attempt.folder}/{SERVICE_FILE}"
-        return str(self._present[upstream.fingerprint].out)
+        return str(self.present[upstream.fingerprint].out)
 
     # Events.
 
@@ -551,31 +530,29 @@ class _Execution:
         if run.reads:
             file_views.remove(attempt.folder)
         if event.error is None and run.stage.scope is not Scope.SERVICE:
-            seal = self._sealer.submit(self._store.seal, attempt, run.key, run.label, self._provenance(held, event))
+            seal = self._sealer.submit(self.store.seal, attempt, run.key, run.label, self._provenance(held, event))
             self._sealing[run.id] = seal, event.usage
-            return self._vacated(held)
+            if run.stage.scope is Scope.IN_SERVICE:  # it has no GPUs itself
+                return []
+            for lease in held.leases[
+                len(held.leases) - len(held.gpus) :
+            ]:  # the machine's lease keeps measurements away
+                lease.release()
+            return [scheduling.Vacated(run.id)]
         del self._running[run.id]
         error = None if held.stop_asked and run.stage.scope is Scope.SERVICE else event.error
         if error is None and held.ready_s is not None:  # a service stopped while loading has not reached its peak
-            self._store.index.add_peak(attempt.id, self._peak(held, event.usage, 0))
+            self.store.index.add_peak(attempt.id, self._peak(held, event.usage, 0))
         stopped = held.stop_asked and error is not None
-        self._store.fail(attempt, "stopped" if stopped or error is None else "failed", error)
+        self.store.fail(attempt, "stopped" if stopped or error is None else "failed", error)
         _release(held)
         if error is None:
             return [_ended_event(run, None)]
         return [self._failure(run, error)]
 
-    def _vacated(self, held: _Running) -> list[scheduling.Event]:
-        """Release the GPUs of a stage run whose processes have ended. A task inside a service has none itself."""
-        if held.run.stage.scope is Scope.IN_SERVICE:
-            return []
-        for lease in held.leases[len(held.leases) - len(held.gpus) :]:  # the machine's lease keeps measurements away
-            lease.release()
-        return [scheduling.Vacated(held.run.id)]
-
     def _peak(self, held: _Running, usage: Usage, left: int) -> Peak:
         """Return expected and actual resource usage of a stage run. Later plans use it."""
-        machine, run = self._plan.machine, held.run
+        machine, run = self.plan.machine, held.run
         of_type = machine.of(run.first_cell.gpu)
         estimate = estimates.expected(run.stage, run.first_cell, machine)
         expected = {} if estimate is None else estimates.expected_by_kind(estimate, of_type)
@@ -593,7 +570,7 @@ class _Execution:
 
     def _failure(self, run: StageRun, error: StageError) -> scheduling.Event:
         if error.failure is FailureClass.INFEASIBLE:
-            self._store.index.add_infeasible(run.fingerprint, error.message)
+            self.store.index.add_infeasible(run.fingerprint, error.message)
         return _ended_event(run, error)
 
     def _provenance(self, held: _Running, event: Ended) -> dict[str, Json]:
@@ -601,16 +578,16 @@ class _Execution:
         if system is None:  # inspected once per run, and only if it produces an artifact
             system = self._system = probe.maker()
         # Of these inputs, its key has only the selected files.
-        made_from: dict[str, Json] = {name: self._plan.stage_runs[run.inputs[name]].fingerprint for name in run.reads}
+        made_from: dict[str, Json] = {name: self.plan.stage_runs[run.inputs[name]].fingerprint for name in run.reads}
         changed = [each for each in run.first_cell.changes if hasattr(run.params, each.setting.rpartition(".")[2])]
         return {
-            "run": self._run_id,
+            "run": self.run_id,
             "attempt": held.attempt.number,
             "finished_s": round(time.time(), 3),
             "duration_s": round(usage.wall_s, 3),
-            "expected_s": round(self._expected[run.id], 3),
+            "expected_s": round(self.expected_s[run.id], 3),
             "cpu_s": round(usage.cpu_s, 3),
-            **_peaks(usage),
+            **{name: size for name, size in asdict(usage).items() if name.endswith("_bytes") and size is not None},
             "system": dict(system),
             "inputs": dict(self._read_by(run)),
             **({"made_from": made_from} if made_from else {}),
@@ -621,10 +598,10 @@ class _Execution:
     def _read_by(self, run: StageRun) -> Iterator[tuple[str, str]]:
         """Yield digests of the inputs by name: an artifact rebuilt with the same fingerprint may have other bytes."""
         for name, upstream in run.inputs.items():
-            fingerprint = self._plan.stage_runs[upstream].fingerprint
-            if fingerprint not in self._trees and fingerprint in self._present:
+            fingerprint = self.plan.stage_runs[upstream].fingerprint
+            if fingerprint not in self._trees and fingerprint in self.present:
                 with suppress(StateError):  # removed or damaged since: the digest is unknown
-                    self._trees[fingerprint] = read(self._present[fingerprint].folder).tree
+                    self._trees[fingerprint] = read(self.present[fingerprint].folder).tree
             if fingerprint in self._trees:
                 yield name, self._trees[fingerprint]
 
@@ -632,13 +609,13 @@ class _Execution:
         held = self._running[run_id]  # its claims are released even if the index cannot be written
         try:
             sealed = sealing.result()
-            artifact = self._store.publish(held.attempt, sealed, self._peak(held, usage, sealed.size_bytes))
+            artifact = self.store.publish(held.attempt, sealed, self._peak(held, usage, sealed.size_bytes))
         except (StageError, OSError) as error:
             failed = error if isinstance(error, StageError) else _disk_error(held, error)
-            self._store.fail(held.attempt, "failed", failed)
+            self.store.fail(held.attempt, "failed", failed)
             ended = self._failure(held.run, failed)
         else:
-            self._present[held.run.fingerprint] = artifact
+            self.present[held.run.fingerprint] = artifact
             self._trees[held.run.fingerprint] = sealed.tree
             ended = _ended_event(held.run, None)
         del self._running[run_id]
@@ -649,8 +626,8 @@ class _Execution:
         """Return events for claims and leases released by others."""
         events: list[scheduling.Event] = []
         for run_id in list(self._elsewhere):
-            run = self._plan.stage_runs[run_id]
-            claim = self._store.claim(run.fingerprint)
+            run = self.plan.stage_runs[run_id]
+            claim = self.store.claim(run.fingerprint)
             if claim is None:
                 continue
             claim.release()
@@ -672,7 +649,7 @@ class _Execution:
         if not self._begun:
             return
         error = self._scheduler.failure(run_id) if new is StageStatus.FAILED else None
-        self._observer.changed(self._plan.stage_runs[run_id], new, error, self._took.get(run_id))
+        self.observer.changed(self.plan.stage_runs[run_id], new, error, self._took.get(run_id))
 
     def _progress(self) -> dict[StageRunId, Mapping[str, Json]]:
         """Return the stages' progress, read a moment ago."""
@@ -687,12 +664,12 @@ class _Execution:
 
     def _remember_latest(self) -> None:
         """Record the current artifacts of each cell, so that the next plan can report changes."""
-        known = self._store.index.latest_fingerprints()
-        runs, present = self._plan.stage_runs, self._present
+        known = self.store.index.latest_fingerprints()
+        runs, present = self.plan.stage_runs, self.present
         used = {up for run in runs.values() if run.fingerprint in present for up in run.inputs.values()}
         rows: list[tuple[str, str, Fingerprint]] = []
         services: list[tuple[str, str, Fingerprint, str]] = []
-        for cell, of_cell in self._plan.by_cell.items():
+        for cell, of_cell in self.plan.by_cell.items():
             # If there are two of one stage, the last is the cell's own. The other was built for its draft model.
             for stage, run in {runs[each].stage.name: runs[each] for each in of_cell}.items():
                 row = cell, stage, run.fingerprint
@@ -703,7 +680,7 @@ class _Execution:
                 elif run.stage.scope is Scope.SERVICE and run.id in used:
                     services.append((*row, run.key))
         if rows or services:
-            self._store.index.set_latest(rows, services)
+            self.store.index.set_latest(rows, services)
 
 
 def _seconds(run: StageRun, name: str, default: float) -> float:
@@ -726,16 +703,6 @@ def _disk_error(held: _Running, error: OSError) -> StageError:
         hint=disk.hint(error),
         log=held.attempt.log,
     )
-
-
-def _peaks(usage: Usage) -> dict[str, Json]:
-    rows: dict[str, Json] = {
-        "max_rss_bytes": usage.max_rss_bytes,
-        "peak_bytes": usage.peak_bytes,
-        "shared_bytes": usage.shared_bytes,
-        "written_bytes": usage.written_bytes,
-    }
-    return rows if usage.gpu_bytes is None else {**rows, "gpu_bytes": usage.gpu_bytes}
 
 
 def _release(held: _Running) -> None:

@@ -323,13 +323,6 @@ def _whole_s(shares: Sequence[float]) -> float:
     return max(shares[:3]) + max(shares[3:])
 
 
-def may_overlap(need: Resources, places: Iterable[Capacity]) -> bool:
-    """Return True if an exclusive service may share a node with its successor while neither measures."""
-    return need.exclusive.alone and any(
-        place.memory is not None and (not need.gpus or need.gpus < len(place.gpus)) for place in places
-    )
-
-
 def backoff_s(task_id: str, failures: int) -> float:
     """Return the seconds to wait after the n-th failure: doubling from `BACKOFF_S` to a limit, times 0.5 to 1.5.
 
@@ -349,7 +342,7 @@ class Scheduler:
 
     All tasks run, except services without tasks. `keep_going` False starts no task after the first failure. Running tasks
     finish. `observe` is called with (id, old, new) at every status change. `favour` has factors by task id that raise or
-    lower a path's rank (`order.py`). Raises ValueError for an invalid plan: duplicate or missing ids, circular needs.
+    lower a path's rank (`order.py`). Raises ValueError for circular needs.
     """
 
     def __init__(
@@ -366,8 +359,7 @@ class Scheduler:
         self._now = 0.0
         self._nodes: dict[StageRunId, _TaskNode] = {}
         for index, task in enumerate(tasks):
-            if task.id in self._nodes:
-                raise ValueError(f"{task.id} is in the plan twice")
+            assert task.id not in self._nodes
             node_type = _Service if task.scope is Scope.SERVICE else _TaskNode
             self._nodes[task.id] = node_type(index, task, task.expected_s, task.resources.exclusive.alone)
         self._places: list[Capacity] = []
@@ -393,7 +385,6 @@ class Scheduler:
         self._instructions: list[Instruction] = []
         self._counts: Counter[StageStatus] = Counter({_S.PENDING: len(self._nodes)})
 
-        self._link_services()
         required = self._link()
         self._rank(required)
         for node in required:
@@ -480,24 +471,25 @@ class Scheduler:
             self._change_nodes(event)
             return
         node = self._nodes[event.id]
+        assert isinstance(event, Freed) or node.status is _S.RUNNING
         if isinstance(event, Freed):
             self._freed(node, done=event.done)
-        elif node.status is not _S.RUNNING:
-            raise ValueError(f"{event} for a task that is {node.status.value}")
         elif isinstance(event, Busy):
             self._leave(node)
             self._move(node, _S.ELSEWHERE if self._open else _S.CANCELLED)
         elif isinstance(event, Finished):
             self._finished(node, event.failure)
         elif isinstance(event, Vacated):
-            self._vacate(node)
-        elif not isinstance(node, _Service):
-            raise TypeError(f"{event} for a task that is not a service")
-        elif isinstance(event, ServiceEnded):
-            self._service_ended(node, event.failure)
-        elif node.phase is _Phase.STARTING:  # otherwise it was stopped before it was ready
-            node.phase = _Phase.READY
-            self._stir_services()
+            assert node.task.scope is Scope.ARTIFACT
+            # Its slots keep measurements away.
+            self._give_back(node, (node.amounts[_WORK], 0, 0, 0, node.amounts[_MEASURING]))
+        else:
+            assert isinstance(node, _Service)
+            if isinstance(event, ServiceEnded):
+                self._service_ended(node, event.failure)
+            elif node.phase is _Phase.STARTING:  # otherwise it was stopped before it was ready
+                node.phase = _Phase.READY
+                self._stir_services()
         if node.service and node.service.current is None:
             self._stirred[node.service] = None
             if node.service.phase is _Phase.DEAD:
@@ -506,30 +498,14 @@ class Scheduler:
 
     # Setup: required tasks, dependencies, priorities.
 
-    def _link_services(self) -> None:
-        for node in self._nodes.values():
-            if (node.task.scope is Scope.IN_SERVICE) != (node.task.service is not None):
-                raise ValueError(f"{node.task.id}: an inside task, and no other, names its service")
-            if node.task.service is not None:
-                service = self._nodes.get(node.task.service)
-                if not isinstance(service, _Service):
-                    raise ValueError(f"{node.task.id}: {node.task.service} is not a service of this plan")
-                node.service = service
-
-    def _needs(self, node: _TaskNode) -> list[_TaskNode]:
-        """Return the nodes of `needs`. A task inside a service may or may not list that service."""
-        needs = []
-        for need in node.task.needs:
-            if (upstream := self._nodes.get(need)) is None:
-                raise ValueError(f"{node.task.id} needs {need}, which is not in the plan")
-            if upstream is not node.service:
-                if isinstance(upstream, _Service):
-                    raise ValueError(f"{node.task.id} needs the service {need} but does not run inside it")
-                needs.append(upstream)
-        return needs
-
     def _link(self) -> list[_TaskNode]:
         """Link the required tasks to their needs and return them. A service without tasks ends here as skipped."""
+        for node in self._nodes.values():
+            assert (node.task.scope is Scope.IN_SERVICE) == (node.task.service is not None)
+            if node.task.service is not None:
+                holder = self._nodes[node.task.service]
+                assert isinstance(holder, _Service)
+                node.service = holder
         used = {node.service for node in self._nodes.values()}
         required = []
         for node in self._nodes.values():
@@ -546,7 +522,9 @@ class Scheduler:
                 service.to_measure += _is_measurement(node)
                 service.duration += node.duration
                 service.measured_s += node.duration if _is_measurement(node) else 0.0
-            for upstream in self._needs(node):
+            # A task inside a service may or may not list that service.
+            for upstream in [each for need in node.task.needs if (each := self._nodes[need]) is not service]:
+                assert not isinstance(upstream, _Service)
                 upstream.dependents.append(node)
                 node.waiting += 1
                 if service and upstream.service is not service:
@@ -599,12 +577,12 @@ class Scheduler:
 
     def _least_s(self, node: _TaskNode) -> float:
         """Return the seconds for which `node` keeps resources from others; half of them if two services run at a time."""
-        if (
-            isinstance(node, _Service)
-            and node.task.memory is not None
-            and may_overlap(node.task.resources, self._places)
-        ):
-            return (node.duration + node.measured_s) / 2
+        need = node.task.resources
+        if isinstance(node, _Service) and node.task.memory is not None and need.exclusive.alone:
+            # It may share a node with its successor while neither measures.
+            enough = (not need.gpus or need.gpus < len(each.gpus) for each in self._places if each.memory is not None)
+            if any(enough):
+                return (node.duration + node.measured_s) / 2
         return node.duration
 
     def _excess(self, resources: Resources) -> str | None:
@@ -706,8 +684,7 @@ class Scheduler:
     # Events.
 
     def _finished(self, node: _TaskNode, failure: StageError | None) -> None:
-        if isinstance(node, _Service):
-            raise TypeError(f"{node.task.id} is a service: it ends with ServiceEnded")
+        assert not isinstance(node, _Service)
         again = failure is not None and self._may_retry(node, failure)
         if failure is not None and node.service and (ended := node.service.ended):
             # The server ended under it. That is the cause, and this task can be retried only if the service can.
@@ -1052,12 +1029,6 @@ class Scheduler:
     def _stir_services(self) -> None:
         """Check all services again: a measurement may have waited for one to be ready, or to end."""
         self._stirred |= {node: None for node in self._running if isinstance(node, _Service)}
-
-    def _vacate(self, node: _TaskNode) -> None:
-        """Release the resources of `node` except its slots, which keep measurements away."""
-        if node.task.scope is not Scope.ARTIFACT:
-            raise TypeError(f"{node.task.id} holds no resources that can be released before it ends")
-        self._give_back(node, (node.amounts[_WORK], 0, 0, 0, node.amounts[_MEASURING]))
 
     def _give_back(self, node: _TaskNode, kept: _Amounts = _NOTHING) -> None:
         for gpu in node.gpus:

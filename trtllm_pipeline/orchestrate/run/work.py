@@ -64,12 +64,12 @@ class Work:
         expected_s: Mapping[StageRunId, float] | None = None,
     ) -> Outcome:
         """Pull artifacts of the remote store, and run the rest."""
-        from trtllm_pipeline.orchestrate.run.loop import execute  # not needed by a plan
+        from trtllm_pipeline.orchestrate.run.loop import Execution  # not needed by a plan
 
         here = self.present
         if self.source is not None:
             here = self.source.pull(self.plan, self.store, here, observer)
-        return execute(
+        return Execution(
             self.plan,
             self.store,
             self.executor(),
@@ -78,9 +78,9 @@ class Work:
             nodes=self.nodes,
             present={each: artifact for each, artifact in here.items() if each not in self.rerun},
             keep_going=keep_going,
-            expected_s=expected_s,
+            expected_s=expected_s or {},
             rerun=self.rerun,
-        )
+        ).run()
 
 
 def work_of(

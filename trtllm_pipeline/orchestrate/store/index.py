@@ -24,6 +24,7 @@ from trtllm_pipeline.orchestrate.store.manifest import Manifest
 from trtllm_pipeline.tensorrt import OUT
 
 HISTORY: Final = "history.jsonl"
+LOG: Final = "log"
 
 _TABLES: Final = tuple(Path(__file__).with_name("schema.sql").read_text(encoding="utf-8").split(";\n")[:-1])
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
@@ -110,6 +111,16 @@ class AttemptRow:
     failure: str | None
     message: str | None
     hint: str | None
+
+    @property
+    def out(self) -> Path:
+        """Output directory of the stage's program."""
+        return self.folder / OUT
+
+    @property
+    def log(self) -> Path:
+        """Standard output and error of the stage's commands."""
+        return self.folder / LOG
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +235,6 @@ class Index(Database):
         self._manifests = manifests
         self._runs: dict[str, Row] = {}
         """Rows of runs that have not ended."""
-        self._begun: dict[int, Row] = {}
-        """First values of the rows of attempts that have not ended, by id."""
         super().__init__(path, read_only=read_only)
 
     def _fill(self, db: sqlite3.Connection, known: Rows) -> str | None:
@@ -385,9 +394,8 @@ class Index(Database):
         for label, seconds in self._rows(
             "SELECT label, duration_s FROM artifacts ORDER BY published_s DESC LIMIT 2000"
         ):
-            while label:
-                took.setdefault(label, []).append(seconds)
-                label = label.rpartition("/")[0]
+            for each in prefixes(label):
+                took.setdefault(each, []).append(seconds)
         return {label: sum(all_s) / len(all_s) for label, all_s in took.items()}
 
     def add_peak(self, attempt: int, peak: Peak) -> None:
@@ -411,34 +419,31 @@ class Index(Database):
 
     # attempts
 
-    def begin_attempt(self, run: str, stage: str, fingerprint: Fingerprint, number: int, folder: str | Path) -> int:
-        """Record that an attempt starts. Returns its id."""
+    def begin_attempt(self, run: str, stage: str, fingerprint: Fingerprint, number: int, folder: Path) -> AttemptRow:
+        """Record that an attempt starts."""
         values = (run, stage, fingerprint, number, time.time(), self._name(folder), *[None] * 5)
-        attempt, *first = self._insert("attempts", values)
-        self._begun[attempt] = tuple(first[:5])
-        return int(attempt)
+        return self._attempt(self._insert("attempts", values))
 
-    def end_attempt(self, attempt: int, outcome: str, folder: str | Path, error: StageError | None = None) -> None:
-        """Record the end of an attempt and the current path of its directory."""
+    def end_attempt(self, attempt: AttemptRow, outcome: str, error: StageError | None) -> None:
+        """Record the end of an attempt without an artifact."""
         why = (error.failure.value, error.message, error.hint) if error else (None, None, None)
-        self._change(self._end(attempt, outcome, folder, *why))
-        del self._begun[attempt]
+        self._change(self._end(attempt, outcome, attempt.folder, *why))
 
-    def record(self, attempt: int, manifest: Manifest, artifact: Artifact, peak: Peak | None = None) -> None:
+    def record(self, attempt: AttemptRow, manifest: Manifest, artifact: Artifact, peak: Peak | None = None) -> None:
         """Record a successful attempt, its artifact and its usage in one transaction."""
         end = self._end(attempt, "succeeded", artifact.folder, None, None, None)
 
         def write(db: sqlite3.Connection) -> None:
             db.execute("BEGIN IMMEDIATE")
             _add_artifact(db, manifest, artifact)
-            self._apply(db, [end] if peak is None else [end, _peak_event(attempt, peak)])
+            self._apply(db, [end] if peak is None else [end, _peak_event(attempt.id, peak)])
             db.execute("COMMIT")
 
         self.run(write)
-        del self._begun[attempt]  # only now: on a full disk, the end is written again as a failure
 
-    def _end(self, attempt: int, outcome: str, folder: str | Path, *why: str | None) -> Event:
-        return "attempts", (attempt, *self._begun[attempt], self._name(folder), time.time(), outcome, *why)
+    def _end(self, attempt: AttemptRow, outcome: str, folder: Path, *why: str | None) -> Event:
+        begun = attempt.id, attempt.run, attempt.stage, attempt.fingerprint, attempt.number, attempt.started_s
+        return "attempts", (*begun, self._name(folder), time.time(), outcome, *why)
 
     def attempts(self, fingerprints: Iterable[Fingerprint]) -> dict[Fingerprint, AttemptRow]:
         """Return the latest attempt by fingerprint, if there is one."""
@@ -451,12 +456,12 @@ class Index(Database):
         return self._attempts("run = ? ORDER BY id", (run,))
 
     def _attempts(self, where: str, values: tuple[str, ...]) -> tuple[AttemptRow, ...]:
-        def attempt(row: Row) -> AttemptRow:
-            return AttemptRow(*[*row[:6], self._workspace / row[6], *row[7:]])
+        return tuple(self._read(f"SELECT * FROM attempts WHERE {where}", values, self._attempt))  # noqa: S608 - our own words
 
-        return tuple(self._read(f"SELECT * FROM attempts WHERE {where}", values, attempt))  # noqa: S608 - our own words
+    def _attempt(self, row: Row) -> AttemptRow:
+        return AttemptRow(*[*row[:6], self._workspace / row[6], *row[7:]])
 
-    def _name(self, folder: str | Path) -> str:
+    def _name(self, folder: Path) -> str:
         """Return a directory's path relative to the workspace, which may be moved."""
         return str(folder).removeprefix(f"{self._workspace}/")
 
@@ -551,6 +556,13 @@ def _lacked(db: sqlite3.Connection, known: Rows, *, sound: bool) -> list[Event]:
             if missing < 0 or (missing == 0 and not sound and row != rebuilt[name]):
                 lacked.append((table, row))
     return lacked
+
+
+def prefixes(label: str) -> Iterator[str]:
+    """Yield a label (stage/toolchain/model/precision, with the GPU type if the cell names one) and its shorter prefixes."""
+    while label:
+        yield label
+        label = label.rpartition("/")[0]
 
 
 def _peak_event(attempt: int, peak: Peak) -> Event:

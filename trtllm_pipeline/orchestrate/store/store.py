@@ -24,7 +24,7 @@ import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -37,7 +37,6 @@ from trtllm_pipeline.tensorrt import OUT, PROGRESS_FILE
 logger = logging.getLogger(__name__)
 
 INDEX: Final = "state.db"
-LOG: Final = "log"
 _ATTEMPT: Final = re.compile(r"[0-9a-f]{32}\.(\d+|manifest|pulled)")
 """Directories in `work/`: an attempt at a stage run, a temporary manifest, or an artifact being pulled."""
 _USERS: Final = "users.lock"
@@ -49,27 +48,6 @@ _CLAIM: Final = re.compile(r"([0-9a-f]{32})\.lock")
 """Claim files of stage runs in `work/`."""
 CLUSTER: Final = ".cluster"
 """Suffix of the directory next to an attempt with the messages between its node and the pipeline."""
-
-
-@dataclass(slots=True)
-class Attempt:
-    """A private directory to work in."""
-
-    id: int
-    stage: str
-    fingerprint: Fingerprint
-    number: int
-    folder: Path
-
-    @property
-    def out(self) -> Path:
-        """Output directory of the stage's program."""
-        return self.folder / OUT
-
-    @property
-    def log(self) -> Path:
-        """Standard output and error of the stage's commands."""
-        return self.folder / LOG
 
 
 def is_workspace(folder: Path) -> bool:
@@ -245,7 +223,7 @@ class Store:
         """Return True if a process works on this stage run now."""
         return claims.is_held(self._lock(fingerprint))
 
-    def begin(self, run: str, stage: str, fingerprint: Fingerprint) -> Attempt:
+    def begin(self, run: str, stage: str, fingerprint: Fingerprint) -> AttemptRow:
         """Create an attempt directory. The caller holds the claim, so leftovers of older attempts are removed."""
         latest = self.index.attempts([fingerprint]).get(fingerprint)
         number = 1 if latest is None else latest.number + 1
@@ -260,8 +238,7 @@ class Store:
                 shutil.rmtree(folder, ignore_errors=True)
                 number += 1
         (folder / OUT).mkdir()
-        attempt = self.index.begin_attempt(run, stage, fingerprint, number, folder)
-        return Attempt(attempt, stage, fingerprint, number, folder)
+        return self.index.begin_attempt(run, stage, fingerprint, number, folder)
 
     def unended(self, fingerprint: Fingerprint) -> Path | None:
         """Return the directory of the latest attempt if a killed invocation left it to a cluster; else None."""
@@ -270,13 +247,11 @@ class Store:
             return None
         return row.folder
 
-    def join(self, run: str, stage: str, fingerprint: Fingerprint, folder: Path) -> Attempt:
+    def join(self, run: str, stage: str, fingerprint: Fingerprint, folder: Path) -> AttemptRow:
         """Take over the attempt of a killed invocation in `folder` for this run."""
-        number = int(folder.suffix[1:])
-        attempt = self.index.begin_attempt(run, stage, fingerprint, number, folder)
-        return Attempt(attempt, stage, fingerprint, number, folder)
+        return self.index.begin_attempt(run, stage, fingerprint, int(folder.suffix[1:]), folder)
 
-    def seal(self, attempt: Attempt, key: str, label: str, provenance: Mapping[str, Json]) -> Manifest:
+    def seal(self, attempt: AttemptRow, key: str, label: str, provenance: Mapping[str, Json]) -> Manifest:
         """Digest the attempt's files, write the manifest, and sync all to the disk. Reads every byte once: run it in a
         thread.
 
@@ -299,10 +274,10 @@ class Store:
         _sync(attempt.folder)
         return sealed
 
-    def publish(self, attempt: Attempt, sealed: Manifest, peak: Peak | None = None) -> Artifact:
+    def publish(self, attempt: AttemptRow, sealed: Manifest, peak: Peak | None = None) -> Artifact:
         """Turn the sealed attempt into the artifact by one rename, and record it with its usage. Raises OSError for a full disk."""
         artifact = self._place(attempt.folder, sealed)
-        self.index.record(attempt.id, sealed, artifact, peak)
+        self.index.record(attempt, sealed, artifact, peak)
         return artifact
 
     def _place(self, folder: Path, sealed: Manifest) -> Artifact:
@@ -361,9 +336,9 @@ class Store:
         with claim:
             yield write
 
-    def fail(self, attempt: Attempt, outcome: str, error: StageError | None) -> None:
+    def fail(self, attempt: AttemptRow, outcome: str, error: StageError | None) -> None:
         """Record a failed attempt. Its directory stays for the log until the next attempt."""
-        self.index.end_attempt(attempt.id, outcome, attempt.folder, error)
+        self.index.end_attempt(attempt, outcome, error)
 
     # upkeep
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,9 +37,10 @@ def test_the_cluster_is_the_same_for_all_cells(tmp_path: Path) -> None:
         ({"ray_address": "host:1"}, "--ray-address needs --executor ray"),
         ({"executor": "slurm", "ray_address": "host:1"}, "--ray-address needs --executor ray"),
         ({"executor": "ray", "assume": "gpus=0"}, "--assume describes a machine, --executor uses those of a cluster"),
+        ({"executor": "slurm", "sets": ("settings.cluster.exchange=s3://b/x",)}, "exchange is for --executor ray"),
     ],
 )
-def test_options_that_do_not_go_together(tmp_path: Path, asked: dict[str, str], message: str) -> None:
+def test_options_that_do_not_go_together(tmp_path: Path, asked: dict[str, Any], message: str) -> None:
     request = Request(matrix(tmp_path), **asked)
     with pytest.raises(UsageError, match=message), flow.place_of(request, planner.load(request)):
         pass

@@ -5,27 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from huggingface_hub import constants
 
 from tests.helpers.fake_hub import FakeHub, Repository
+from tests.unit.orchestrate.matrix.test_matrix_load import CONFIG
 from trtllm_pipeline.base.errors import MatrixError
 from trtllm_pipeline.orchestrate.matrix.expand import expand
 from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
-
-CONFIG: dict[str, Any] = {
-    "model_type": "llama",
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "vocab_size": 256,
-    "max_position_embeddings": 512,
-    "eos_token_id": 2,
-}
 
 
 @pytest.fixture
@@ -48,7 +36,7 @@ def matrix(folder: Path, *models: str, offline: bool = False) -> Path:
 def test_a_model_on_the_hub_needs_no_recipe(hub: FakeHub, tmp_path: Path) -> None:
     loaded = load_matrix(matrix(tmp_path, "acme/Small-2L"))
     recipe = loaded.recipes["acme/Small-2L"]
-    assert (recipe["family"], recipe["hidden_size"]) == ("llama", 64)
+    assert (recipe["family"], recipe["hidden_size"]) == ("qwen3", 64)
     assert recipe["sources"] == [{"hugging_face": "acme/Small-2L", "revision": "main"}]
     assert [cell.id for cell in expand(loaded, default_toolchain="auto")] == ["Small-2L/fp16/tp1pp1/bs1/isl64-osl64"]
 

@@ -91,7 +91,6 @@ def test_all_faults_of_a_file_come_at_once() -> None:
 
 
 def test_the_pure_python_parser_reads_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "a: [1, no, 'x', 1e-3]\nb: {c: 0x10, d: |\n  t\n}"
     text = "a: [1, no, 'x', 1e-3]\nb:\n  c: 0x10\n  d: |\n    t\n"
     fast = parse(text, "f")
     monkeypatch.setattr(yaml_reader, "_LOADER", yaml.SafeLoader)

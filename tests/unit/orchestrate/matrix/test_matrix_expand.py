@@ -109,11 +109,6 @@ def test_toolchain_axis(write: Write) -> None:
     assert [cell.toolchain for cell in cells] == ["embedded", "tensorrt_llm"]
 
 
-def test_auto_beside_what_it_stands_for_is_a_fault(write: Write) -> None:
-    faults = faults_of(write(axes={**ONE, "toolchain": ["embedded", "auto"]}))
-    assert "axes.toolchain[1]: two values have the same name in cell ids: embedded" in faults[0]
-
-
 def test_axes_over_settings(write: Write) -> None:
     cells = cells_of(
         write(
@@ -140,9 +135,12 @@ def test_equal_last_words_of_axes_are_told_apart(write: Write) -> None:
     assert ids(cells_of(write(axes=axes)))[0].endswith("/perf.max_tokens=4/accuracy.max_tokens=8")
 
 
-def test_values_that_look_the_same_in_ids_are_a_fault(write: Write) -> None:
-    faults = faults_of(write(axes={**ONE, "settings.smoke.prompt": ["a?", "a*"]}))
-    assert "axes.settings.smoke.prompt[1]: two values have the same name in cell ids" in faults[0]
+@pytest.mark.parametrize(
+    ("axis", "values"), [("settings.smoke.prompt", ["a?", "a*"]), ("toolchain", ["embedded", "auto"])]
+)
+def test_values_that_look_the_same_in_ids_are_a_fault(write: Write, axis: str, values: list[str]) -> None:
+    (fault,) = faults_of(write(axes={**ONE, axis: values}))
+    assert f"axes.{axis}[1]: two values have the same name in cell ids" in fault
 
 
 def test_long_values_are_shortened_in_ids_and_stay_apart(write: Write) -> None:

@@ -9,8 +9,6 @@ import pytest
 from tests.helpers.matrix_files import MATRIX, RECIPE, Write
 from trtllm_pipeline.base.errors import MatrixError, UsageError
 from trtllm_pipeline.orchestrate.matrix.document import canonical_parallel, parse_lengths, parse_parallel
-from trtllm_pipeline.orchestrate.matrix.matrices import TEMPLATE
-from trtllm_pipeline.orchestrate.matrix.models import Settings
 from trtllm_pipeline.orchestrate.matrix.recipe_files import find_recipe, load_recipe
 from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
 
@@ -425,18 +423,6 @@ def test_grammars() -> None:
     for text in ("1", "0,1", "1,0", "1;2", "1,2,3", " 1,2", "1,  2"):
         with pytest.raises(ValueError, match="pair of lengths"):
             parse_lengths(text)
-
-
-def test_defaults_survive_json() -> None:
-    defaults = Settings().model_dump(mode="json")
-    assert json.loads(json.dumps(defaults)) == defaults
-    assert defaults["serve"]["host"] == "127.0.0.1"
-
-
-def test_the_template_loads(tmp_path: Path) -> None:
-    path = tmp_path / "m.yaml"
-    path.write_text(TEMPLATE.read_text(encoding="utf-8"), encoding="utf-8")
-    assert load_matrix(path).written["name"] == "my-matrix"
 
 
 def test_what_may_be_a_value_or_a_list_of_them(write: Write) -> None:

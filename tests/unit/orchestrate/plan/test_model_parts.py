@@ -8,10 +8,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tests.helpers.trtllm_cells import ENGINES, PYTORCH, RECIPE, cell, machine, plan
+from tests.helpers.trtllm_cells import PYTORCH, RECIPE, cell, plan
 from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.models.files.model_parts import ModelPart, files_of, part_of
 from trtllm_pipeline.models.hub.files import description_files, is_licence
@@ -79,14 +77,6 @@ def test_a_changed_file_makes_stale_what_reads_it_and_nothing_else(wanted: Cell,
             assert changed(wanted, {other: MODEL[other] for other in MODEL if other != name}) == stale, name
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.sets(st.sampled_from(sorted(MODEL)), min_size=1), st.sampled_from(range(len(CASES))))
-def test_several_changes_make_stale_what_each_of_them_does(names: set[str], case: int) -> None:
-    wanted = CASES[case][0]
-    alone = [changed(wanted, {**MODEL, name: "f" * 64}) for name in names]
-    assert changed(wanted, {**MODEL, **dict.fromkeys(names, "f" * 64)}) == set().union(*alone)
-
-
 @pytest.mark.parametrize(("wanted", "_reads"), CASES, ids=lambda each: each.id if isinstance(each, Cell) else "")
 def test_keys_of_a_model_that_nobody_tells_are_made_of_its_download(wanted: Cell, _reads: object) -> None:
     found = of_files(wanted, None)
@@ -131,8 +121,3 @@ def test_models_that_differ_in_what_a_stage_does_not_read_share_its_stage_run() 
     }  # fmt: skip
     alone = part(both, [other])
     assert all(upstream in alone.stage_runs for run in alone.stage_runs.values() for upstream in run.inputs.values())
-
-
-def test_all_toolchains_of_the_cases_are_tried() -> None:
-    assert {wanted.toolchain for wanted, _ in CASES} == {ENGINES, PYTORCH, EMBEDDED}
-    assert machine().gpus

@@ -6,10 +6,9 @@ import pytest
 
 from tests.helpers import fabricated
 from tests.unit.conftest import MACHINE, make_cell, make_toolchain
-from trtllm_pipeline.base.domain import Cell, CellId, Json, Scope
+from trtllm_pipeline.base.domain import Cell, Json, Scope
 from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.base.fingerprints import canonical, fingerprint
-from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.orchestrate.plan.plan import Plan, make_plan, to_run, wanted
 from trtllm_pipeline.orchestrate.plan.planner import exposed
 from trtllm_pipeline.tensorrt.stage.params import Param
@@ -72,40 +71,6 @@ def test_keys_are_canonical_and_tell_apart_what_only_their_types_tell_apart() ->
         "1.0",
         "true",
     ]
-
-
-def test_cells_that_are_planned_together_have_the_stage_runs_that_they_have_alone() -> None:
-    def read(cell: Cell) -> Anything:
-        if cell.precision == "fp8":  # asks some cells for more than others
-            return Anything([cell.settings["look"]["depth"], cell.tp if cell.max_batch_size > 4 else None])
-        return Anything(cell.recipe.get("family"))
-
-    def applies(cell: Cell, machine: Machine) -> bool:
-        return cell.osl != 9 and (cell.pp == 1 or machine.cpus < 0)
-
-    toolchain = make_toolchain()
-    stage = replace(toolchain.stages[0], params=Anything, read=read, applies=applies, inputs={})
-    alone = {"toy": replace(toolchain, stages=(stage,))}
-
-    def planned(*cells: Cell) -> list[tuple[str, ...]]:
-        plan = make_plan(cells, alone, MACHINE, digest=lambda _path, _cell: ("", ""))
-        return [plan.by_cell[cell.id] for cell in cells]
-
-    shared: dict[str, Any] = {"recipe": make_cell().recipe, "settings": make_cell().settings}
-    deeper = {**make_cell().settings, "look": {"depth": 2}}
-    changes: list[dict[str, Any]] = [
-        *({"tp": tp, "pp": pp, "osl": osl} for tp in (1, 2) for pp in (1, 2) for osl in (8, 9)),
-        *({"settings": settings} for settings in (deeper, make_cell().settings)),
-        *({"recipe": {"family": family}} for family in ("llama", "qwen2", "llama")),
-    ]
-    cells = [
-        make_cell(precision, batch, id=CellId(f"{precision}/{batch}/{number}"), **{**shared, **change})
-        for precision in ("fp16", "fp8")
-        for batch in (4, 8)
-        for number, change in enumerate(changes)
-    ]
-    for several in (cells, cells[::-1]):
-        assert planned(*several) == [each for cell in several for each in planned(cell)]
 
 
 def test_paths_time_limits_and_retries_are_not_in_fingerprints() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,13 +23,6 @@ from trtllm_pipeline.show.report.results import read_results
 FP16, INT8, INT4 = (fabricated.cell(precision) for precision in ("fp16", "int8_wo", "int4_wo"))
 WHOLE = fabricated.plan(FP16, INT8, INT4)
 Left = Callable[..., Path]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(tmp_path / "ws")
-    yield store
-    store.close()
 
 
 @pytest.fixture

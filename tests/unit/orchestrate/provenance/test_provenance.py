@@ -233,24 +233,6 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path]
 
 
-def test_a_change_of_any_field_breaks_the_signature(store: Store, key: SigningKey, strict: Policy) -> None:
-    artifact = publish(store)
-    envelope = sign(store, artifact.folder, key)
-    statement = json.loads(envelope.payload)
-    tried = 0
-    for path in leaves(statement):
-        changed = json.loads(envelope.payload)
-        place = changed
-        for name in path[:-1]:
-            place = place[name]
-        place[path[-1]] = f"{place[path[-1]]}x"
-        altered = Envelope(canonical(changed).encode(), envelope.signatures)
-        (artifact.folder / ENVELOPE).write_text(altered.text())
-        assert "the signature of me.pem is wrong" in messages(artifact, strict), path
-        tried += 1
-    assert tried > 30
-
-
 def test_a_flipped_bit_anywhere_in_the_envelope_is_found(signed: Artifact, strict: Policy) -> None:
     sound = (signed.folder / ENVELOPE).read_bytes().rstrip(b"\n")
     harmless = []
@@ -344,13 +326,9 @@ VALUES = st.recursive(
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_whatever_stands_in_a_statement_is_answered_in_words(store: Store, data: st.DataObject) -> None:
-    sealed = (
-        read(publish(store).folder)
-        if not list(store.artifacts_dir.glob("*/*"))
-        else read(next(store.artifacts_dir.glob("*/*")))
-    )
-    statement: Any = provenance.statement_of(store.folder(sealed.stage, sealed.fingerprint))
+def test_whatever_stands_in_a_statement_is_answered_in_words(signed: Artifact, data: st.DataObject) -> None:
+    sealed = read(signed.folder)
+    statement: Any = provenance.statement_of(signed.folder)
     path = data.draw(st.sampled_from(leaves(statement)))
     path = path[: data.draw(st.integers(1, len(path)))]
     place = statement
@@ -380,13 +358,6 @@ def test_a_statement_of_an_earlier_attempt_is_told(store: Store, key: SigningKey
     assert messages(again, strict) == " is not signed", "an artifact that is made again is not signed yet"
     (again.folder / ENVELOPE).write_bytes(envelope)
     assert "the statement is about another attempt" in messages(again, strict)
-
-
-def test_a_swapped_signature_is_wrong(store: Store, key: SigningKey, strict: Policy) -> None:
-    one, other = (publish(store, name) for name in "ab")
-    first, second = (sign(store, each.folder, key) for each in (one, other))
-    (one.folder / ENVELOPE).write_text(Envelope(first.payload, second.signatures).text())
-    assert "the signature of me.pem is wrong" in messages(one, strict)
 
 
 def test_another_user_s_key_is_not_trusted_whatever_it_is_called(
@@ -455,21 +426,19 @@ def test_other_spellings_of_a_sound_envelope_are_read(
     ],
 )
 def test_an_envelope_that_is_none(
-    store: Store, key: SigningKey, strict: Policy, change: Callable[[dict[str, Any]], None], said: str
+    signed: Artifact, strict: Policy, change: Callable[[dict[str, Any]], None], said: str
 ) -> None:
-    artifact = publish(store)
-    envelope = json.loads(sign(store, artifact.folder, key).text())
+    envelope = json.loads((signed.folder / ENVELOPE).read_text())
     change(envelope)
-    (artifact.folder / ENVELOPE).write_text(json.dumps(envelope))
-    assert said in messages(artifact, strict)
+    (signed.folder / ENVELOPE).write_text(json.dumps(envelope))
+    assert said in messages(signed, strict)
 
 
-def test_names_that_stand_twice_in_an_envelope_are_refused(store: Store, key: SigningKey, strict: Policy) -> None:
-    artifact = publish(store)
-    text = sign(store, artifact.folder, key).text()
+def test_names_that_stand_twice_in_an_envelope_are_refused(signed: Artifact, strict: Policy) -> None:
+    text = (signed.folder / ENVELOPE).read_text()
     other = base64.b64encode(b"{}").decode()
-    (artifact.folder / ENVELOPE).write_text(f'{{"payload":"{other}",{text[1:]}')
-    assert "'payload' is twice" in messages(artifact, strict)
+    (signed.folder / ENVELOPE).write_text(f'{{"payload":"{other}",{text[1:]}')
+    assert "'payload' is twice" in messages(signed, strict)
 
 
 @pytest.mark.parametrize("kind", ["link", "directory", "pipe", "huge", "empty"])
@@ -527,7 +496,7 @@ def remove_file(artifact: Artifact) -> None:
         (change_file, "out/deep/weights differs from the signed file"),
         (add_model, "out/extra/model.py is not among the files"),
         (link_file, "out/deep/weights differs from the signed file"),
-        (remove_file, "out/deep/weights cannot be read"),
+        (remove_file, "out/deep/weights differs from the signed file: is missing"),
     ],
 )
 def test_files_are_read_where_something_was_signed(

@@ -23,7 +23,6 @@ from trtllm_pipeline.base.domain import Resources, Scope
 from trtllm_pipeline.base.errors import FailureClass, RemoteError, StageError, StateError, UsageError
 from trtllm_pipeline.base.files.writing import read_object, write_json
 from trtllm_pipeline.base.machine.model import Gpu, Machine, TensorRTLLM, from_json
-from trtllm_pipeline.orchestrate import flow
 from trtllm_pipeline.orchestrate.clusters import agent, cluster, exchange
 from trtllm_pipeline.orchestrate.clusters.cluster import (
     ClusterExecutor,
@@ -33,8 +32,6 @@ from trtllm_pipeline.orchestrate.clusters.cluster import (
     in_common,
     machine_of,
 )
-from trtllm_pipeline.orchestrate.plan import planner
-from trtllm_pipeline.orchestrate.plan.planner import SLURM, Request
 from trtllm_pipeline.orchestrate.run.executor import Ended, Job, Ready, Usage, read_job
 from trtllm_pipeline.orchestrate.run.scheduler import Capacity, NodeCame, NodeGone
 from trtllm_pipeline.orchestrate.store.remote_store import Remote
@@ -545,13 +542,3 @@ def test_the_executor_passes_on_what_becomes_of_nodes(pretend: PretendCluster, e
     pretend.changed = [NodeGone("one")]
     assert executor.wait(0.0) == [NodeGone("one")]
     assert executor.wait(0.0) == []
-
-
-def test_nodes_of_slurm_need_the_workspace_itself() -> None:
-    matrix = Path(__file__).parents[4] / "matrices" / "tiny.yaml"
-    request = Request(matrix, sets=("settings.cluster.exchange=s3://b/x",), executor=SLURM)
-    with (
-        pytest.raises(UsageError, match="exchange is for --executor ray"),
-        flow.place_of(request, planner.load(request)),
-    ):
-        pass

@@ -20,7 +20,7 @@ from tests.helpers import fabricated
 from tests.helpers.fabricated import recorded
 from tests.helpers.waiting import eventually
 from tests.unit.conftest import MACHINE, make_cell, make_toolchain
-from trtllm_pipeline.base.domain import Exclusive, Fingerprint, Json, Needs, Resources, Scope, StageRunId, StageStatus
+from trtllm_pipeline.base.domain import Exclusive, Fingerprint, Needs, Resources, Scope, StageRunId, StageStatus
 from trtllm_pipeline.base.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.base.machine import model as machines
 from trtllm_pipeline.base.machine import probe
@@ -30,12 +30,13 @@ from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, make_plan
 from trtllm_pipeline.orchestrate.plan.stage_status import RERUN
 from trtllm_pipeline.orchestrate.run import loop, order
 from trtllm_pipeline.orchestrate.run.executor import Ended, ExecutorEvent, Job, Ready, Usage
-from trtllm_pipeline.orchestrate.run.loop import Outcome, execute
+from trtllm_pipeline.orchestrate.run.loop import Execution, Observer, Outcome
 from trtllm_pipeline.orchestrate.run.order import simulate
 from trtllm_pipeline.orchestrate.run.scheduler import Capacity, Scheduler
 from trtllm_pipeline.orchestrate.run.work import Work, present_of, rerun_of
 from trtllm_pipeline.orchestrate.store import claims, manifest
-from trtllm_pipeline.orchestrate.store.store import Attempt, Store
+from trtllm_pipeline.orchestrate.store.index import AttemptRow
+from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 
 USAGE = Usage(0.1, 0.1, 1000)
@@ -114,18 +115,10 @@ def when_polled(executor: PretendExecutor, times: int, do: Callable[[], None]) -
     executor.wait = polled  # type: ignore[method-assign]
 
 
-class Silent:
+class Silent(Observer):
     def __init__(self) -> None:
         self.waits: list[str] = []
         self.errors: list[StageError] = []
-
-    def begin(
-        self,
-        plan: Plan,
-        statuses: Mapping[StageRunId, StageStatus],
-        durations: Mapping[str, float],
-        nodes: loop.Nodes = tuple,
-    ) -> None: ...
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
         if error is not None:
@@ -133,10 +126,6 @@ class Silent:
 
     def waiting(self, run: StageRun, why: str) -> None:
         self.waits.append(why)
-
-    def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None: ...
-
-    def end(self) -> None: ...
 
 
 @pytest.fixture(autouse=True)
@@ -163,10 +152,15 @@ def needing(**resources: Any) -> dict[str, Any]:
 GPUS = tuple(machines.Gpu(index, name, "GPU", 1 << 30, 90) for index, name in enumerate(("GPU-a", "GPU-b")))
 
 
-def run(plan: Plan, store: Store, executor: PretendExecutor, observer: Silent | None = None) -> Outcome:
+ON = Capacity(cpus=4, downloads=2)
+
+
+def run(
+    plan: Plan, store: Store, executor: PretendExecutor, observer: Silent | None = None, on: Capacity = ON, **more: Any
+) -> Outcome:
     present = store.present({each.fingerprint: each.stage.name for each in plan.stage_runs.values()})
-    on = Capacity(cpus=4, downloads=2)
-    return execute(plan, store, executor, observer or Silent(), run_id="r", nodes=[on], present=present)
+    made = Execution(plan, store, executor, observer or Silent(), run_id="r", nodes=[on], present=present, **more)
+    return made.run()
 
 
 def test_nothing_is_said_to_be_done_before_it_is_on_the_disk_and_recorded(
@@ -176,7 +170,7 @@ def test_nothing_is_said_to_be_done_before_it_is_on_the_disk_and_recorded(
     told: list[str] = []
     seal, other = store.seal, Store(store.workspace)
 
-    def noted(attempt: Attempt, *rest: Any) -> manifest.Manifest:
+    def noted(attempt: AttemptRow, *rest: Any) -> manifest.Manifest:
         sealed = seal(attempt, *rest)
         on_disk.add(attempt.fingerprint)
         return sealed
@@ -246,10 +240,10 @@ def test_everything_once_and_the_second_time_nothing(store: Store) -> None:
 
 
 def test_a_measurement_is_repeated_on_request_and_replaces_the_old_one(store: Store) -> None:
-    plan, on = plan_of("fp16", "fp8"), Capacity(cpus=4, downloads=2)
+    plan = plan_of("fp16", "fp8")
     run(plan, store, PretendExecutor())
     executor = PretendExecutor()
-    work = Work(plan, store, present_of(plan, store), None, [on], lambda: executor, rerun_of(plan, ["look"]))
+    work = Work(plan, store, present_of(plan, store), None, [ON], lambda: executor, rerun_of(plan, ["look"]))
     assert set(work.forecast().reasons.values()) == {RERUN, "needed by stages that use the server"}
     assert work.run(Silent(), run_id="again").exit_code == 0
     assert sorted(executor.stages()) == ["look", "look", "serve", "serve"]
@@ -263,10 +257,8 @@ def test_what_no_forecast_expected_runs_as_well(store: Store) -> None:
     """Such as what an engine is made of that could not be pulled."""
     plan = plan_of()
     expected = {run: 1.0 for run, each in plan.stage_runs.items() if each.stage.name != "get"}
-    on = Capacity(cpus=4, downloads=2)
     executor = PretendExecutor()
-    outcome = execute(plan, store, executor, Silent(), run_id="r", nodes=[on], present={}, expected_s=expected)
-    assert outcome.exit_code == 0
+    assert run(plan, store, executor, expected_s=expected).exit_code == 0
     assert "get" in executor.stages()
 
 
@@ -414,6 +406,9 @@ def test_of_those_that_wait_for_the_same_lease_one_asks_for_all(store: Store, mo
     assert polls.index(40) < 20, "and when it is let in, all are"
 
 
+ROOM_FOR_TWO = replace(ON, memory=(4 << 20, 1))
+
+
 def plan_of_servers(*precisions: str) -> Plan:
     """Servers of known memory; in each, `look` measures, and `count` does not and comes after it."""
     toolchain = make_toolchain()
@@ -450,9 +445,7 @@ class Serving(PretendExecutor):
 
 def test_the_next_server_is_under_the_claim_of_the_one_before(store: Store) -> None:
     executor = Serving()
-    on = Capacity(cpus=4, downloads=2, memory=(4 << 20, 1))
-    plan = plan_of_servers("fp16", "fp8")
-    assert execute(plan, store, executor, Silent(), run_id="r", nodes=[on], present={}).exit_code == 0
+    assert run(plan_of_servers("fp16", "fp8"), store, executor, on=ROOM_FOR_TWO).exit_code == 0
     first = executor.seen.index(("serve", 1))
     assert executor.seen[first : first + 5] == [("serve", 1), ("look", 1), ("count", 1), ("serve", 2), ("stop", 2)]
     assert executor.seen[first + 5 :] == [("look", 1), ("count", 1), ("stop", 1)]
@@ -461,9 +454,7 @@ def test_the_next_server_is_under_the_claim_of_the_one_before(store: Store) -> N
 
 def test_the_claim_is_kept_when_the_next_server_dies_before_the_one_it_got_it_from(store: Store) -> None:
     executor = Serving({"serve": [None, StageError("no such file")]})
-    on = Capacity(cpus=4, downloads=2, memory=(4 << 20, 1))
-    plan = plan_of_servers("fp16", "fp8")
-    assert execute(plan, store, executor, Silent(), run_id="r", nodes=[on], present={}).exit_code == 1
+    assert run(plan_of_servers("fp16", "fp8"), store, executor, on=ROOM_FOR_TWO).exit_code == 1
     assert executor.seen[-3:] == [("count", 1), ("serve", 1), ("stop", 1)]
     assert claims.lease_machine((), exclusive=Exclusive.MACHINE) is not None
 
@@ -494,14 +485,6 @@ def test_a_signal_that_is_ignored_stays_ignored(store: Store) -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_an_empty_result_is_a_failure(store: Store) -> None:
-    executor = PretendExecutor()
-    executor.on_submit = lambda job: (Path(job.attempt) / "out" / "result").unlink()
-    outcome = run(plan_of(until="get"), store, executor)
-    assert outcome.exit_code == 1
-    assert "left no files" in next(iter(outcome.errors.values())).message
-
-
 def test_durations_are_those_of_the_most_similar_that_ever_ran() -> None:
     plan = plan_of("fp16", "fp8", until="make")
     takes = fabricated.expected(plan, {"make": 9.0, "make/toy/m/fp8": 4.0})
@@ -513,10 +496,8 @@ def test_the_forecast_uses_the_same_scheduler() -> None:
     plan = plan_of("fp16", "fp8")
     takes = fabricated.expected(plan, {"get": 10.0, "make": 4.0, "serve": 1.0, "look": 2.0})
     # One download, both builds side by side, then two services one after the other.
-    assert simulate(plan, takes, [Capacity(cpus=4, downloads=2)], plan.stage_runs) == pytest.approx(
-        10 + 4 + 2 * (1 + 2)
-    )
-    assert simulate(plan, takes, [Capacity(cpus=4, downloads=2)], set()) == 0.0
+    assert simulate(plan, takes, [ON], plan.stage_runs) == pytest.approx(10 + 4 + 2 * (1 + 2))
+    assert simulate(plan, takes, [ON], set()) == 0.0
 
 
 def least_s(plan: Plan, takes: Mapping[StageRunId, float], on: Sequence[Capacity]) -> float:
@@ -526,7 +507,7 @@ def least_s(plan: Plan, takes: Mapping[StageRunId, float], on: Sequence[Capacity
 def test_the_forecast_of_very_many_is_what_no_schedule_undercuts(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(*map(str, range(64)))
     takes = fabricated.expected(plan, {"get": 10.0, "make": 4.0, "serve": 1.0, "look": 2.0})
-    on = [Capacity(cpus=4, downloads=2)]
+    on = [ON]
     # Four builds at a time, and measurements alone; the one download takes no CPU.
     assert least_s(plan, takes, on) == pytest.approx(64 * 4 / 4 + 64 * (1 + 2))
     played = simulate(plan, takes, on, plan.stage_runs)
@@ -537,7 +518,7 @@ def test_the_forecast_of_very_many_is_what_no_schedule_undercuts(monkeypatch: py
         "the longest path"
     )
     many = plan_of_servers(*map(str, range(64)))
-    room = [replace(on[0], memory=(4 << 20, 1))]
+    room = [ROOM_FOR_TWO]
     takes = fabricated.expected(many, {"get": 10.0, "make": 4.0, "serve": 5.0, "look": 20.0, "count": 5.0})
     both = least_s(many, takes, room)
     assert both == pytest.approx(64 * 4 / 4 + 64 * (20 + (5 + 5) / 2)), "one is loaded while in another is counted"
@@ -573,10 +554,8 @@ def test_a_gpu_that_another_invocation_has_is_replaced_by_a_free_one(store: Stor
     plan = plan_of(machine=replace(MACHINE, gpus=GPUS), serve=needing(gpus=1))
     taken = claims.lease_machine(("GPU-a",))
     executor = PretendExecutor()
-    machine = Capacity(cpus=2, gpus=("GPU-a", "GPU-b"))
-    outcome = execute(plan, store, executor, Silent(), run_id="r", nodes=[machine], present={})
     assert taken is not None
-    assert outcome.exit_code == 0
+    assert run(plan, store, executor, on=Capacity(cpus=2, gpus=("GPU-a", "GPU-b"))).exit_code == 0
     seen = {job.stage: job.environment.get("CUDA_VISIBLE_DEVICES") for job in executor.jobs}
     assert seen["serve"] == seen["look"] == "GPU-b", "and what runs inside a server sees the server's own"
 
@@ -588,15 +567,14 @@ def test_the_next_stage_run_has_the_gpu_while_what_the_one_before_left_is_digest
     executor, seal = PretendExecutor(), store.seal
     made_when_sealed: list[int] = []
 
-    def slowly(attempt: Attempt, *rest: Any) -> manifest.Manifest:
+    def slowly(attempt: AttemptRow, *rest: Any) -> manifest.Manifest:
         if attempt.stage == "make":
             assert eventually(lambda: len(executor.stages()) >= 3)
             made_when_sealed.append(executor.stages().count("make"))
         return seal(attempt, *rest)
 
     monkeypatch.setattr(store, "seal", slowly)
-    on = Capacity(cpus=1, gpus=("GPU-a",))
-    assert execute(plan, store, executor, Silent(), run_id="r", nodes=[on], present={}).exit_code == 0
+    assert run(plan, store, executor, on=Capacity(cpus=1, gpus=("GPU-a",))).exit_code == 0
     assert made_when_sealed == [2, 2]
     assert [job.gpus for job in executor.jobs if job.stage == "make"] == [("GPU-a",), ("GPU-a",)]
 
@@ -612,8 +590,7 @@ def test_what_is_measured_side_by_side_has_cpus_of_its_own(
     plan = plan_of("fp16", "fp8", machine=seen.machine, serve=needing(gpus=1, exclusive=rule))
     executor = PretendExecutor()
     executor.alone = rule.alone
-    on = Capacity(cpus=8, gpus=("GPU-a", "GPU-b"))
-    assert execute(plan, store, executor, Silent(), run_id="r", nodes=[on], present={}).exit_code == 0
+    assert run(plan, store, executor, on=Capacity(cpus=8, gpus=("GPU-a", "GPU-b"))).exit_code == 0
     cpus = {(job.stage, *job.gpus): job.cpus for job in executor.jobs}
     if rule.pinned:
         assert cpus["serve", "GPU-a"] == cpus["look", "GPU-a"] == (0, 1, 2, 3)

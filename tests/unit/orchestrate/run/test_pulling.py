@@ -14,7 +14,6 @@ from tests.helpers import fabricated
 from tests.helpers.fabricated import recorded
 from tests.helpers.matrix_files import RECIPE
 from trtllm_pipeline.base.domain import Cell, Fingerprint, Scope
-from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.orchestrate.plan import planner
 from trtllm_pipeline.orchestrate.plan.plan import Plan
 from trtllm_pipeline.orchestrate.plan.planner import Request, read_request
@@ -259,11 +258,6 @@ def trtllm_plan(tmp_path: Path) -> Plan:
     (tmp_path / "matrix.yaml").write_text(matrix)
     assume = "tensorrt_llm==0.16.0,sm=90,gpus=1,gpu_memory_gib=80"
     return planner.plan_of(Request(tmp_path / "matrix.yaml", assume=assume), None, guess=True)
-
-
-def test_a_policy_needs_keys(url: str) -> None:
-    with pytest.raises(UsageError, match="--require-signed"):
-        source(url, require_signed=True)
 
 
 def test_what_was_asked_for_is_asked_for_again(

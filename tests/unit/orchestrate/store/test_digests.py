@@ -31,12 +31,6 @@ def never_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digest, "digest_file", lambda _: pytest.fail("it was read again"))
 
 
-def test_a_second_look_reads_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert store(file).index.digest(file) == ONE
-    never_again(monkeypatch)
-    assert store(file).index.digest(file) == ONE
-
-
 def test_a_new_index_still_knows_them(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = store(file)
     assert before.index.digest(file) == ONE
@@ -87,13 +81,6 @@ def test_a_file_from_before_the_clock_was_set_back_is_remembered(file: Path, mon
     assert index.digest(file) == ONE
     never_again(monkeypatch)
     assert index.digest(file) == ONE
-
-
-def test_a_rebuilt_index_only_costs_reading(file: Path) -> None:
-    here = store(file)
-    assert here.index.digest(file) == ONE
-    here.repair()
-    assert here.index.digest(file) == ONE
 
 
 def test_two_may_share_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
