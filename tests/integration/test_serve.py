@@ -14,7 +14,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -240,34 +240,6 @@ def test_what_hangs_is_unresponsive_and_started_again_if_that_was_asked(host: Ho
     assert "did not respond for 8 s" in Path(said["folder"], "log").read_text()
 
 
-@pytest.mark.parametrize("halted", ["keeper", "guardian"])
-def test_what_is_halted_is_stopped_as_well(host: Host, halted: str) -> None:
-    host.serve(PLAIN, "--name", "one")
-    os.kill(processes(host.status("one")["keeper_pid"])[halted], signal.SIGSTOP)
-    host.pipeline("serve", "stop", "one")
-    assert host.left() == []
-    assert host.status("one")["state"] == "stopped"
-
-
-@pytest.mark.parametrize("halted", ["keeper", "guardian"])
-def test_what_is_halted_while_it_starts_is_woken(host: Host, halted: str) -> None:
-    start = host.start("serve", "start", PLAIN, "--name", "one")
-    found: list[int] = []
-
-    def there() -> bool:
-        last = look(folder_of(host.workspace, "one")).keeper
-        found[:] = [] if last is None else [last.pid]
-        for _ in range(("keeper", "guardian").index(halted)):
-            found[:] = [pid for pid, each in process_table().items() if each.parent in found]
-        return bool(found)
-
-    assert eventually(there)
-    os.kill(found[0], signal.SIGSTOP)
-    _, err = start.communicate(timeout=280)
-    assert start.returncode == 0, err
-    assert host.status("one")["state"] == "ready"
-
-
 def test_a_guardian_that_is_halted_is_woken_by_its_keeper(host: Host) -> None:
     """Whoever may be waiting for it."""
     keeper = host.serve(PLAIN, "--name", "one")["keeper_pid"]
@@ -276,18 +248,6 @@ def test_a_guardian_that_is_halted_is_woken_by_its_keeper(host: Host) -> None:
     os.kill(of["worker"], signal.SIGKILL)
     assert "was ended by SIGKILL" in host.becomes("one", "failed")["reason"]
     assert eventually(lambda: not host.left()), host.left()  # its keeper writes the state, then ends
-
-
-def test_what_is_halted_while_it_stops_ends_as_well(host: Host) -> None:
-    keeper = host.serve(PLAIN, "--name", "one")["keeper_pid"]
-    guardian = processes(keeper)["guardian"]
-    stop = host.start("serve", "stop", "one")
-    for _ in range(200):
-        with suppress(ProcessLookupError):
-            os.kill(guardian, signal.SIGSTOP)
-        time.sleep(0.01)
-    assert stop.wait(60) == 0, stop.communicate()
-    assert host.left() == []
 
 
 @pytest.mark.parametrize("killed", ["guardian", "server"])
