@@ -142,6 +142,14 @@ def other_host(tmp_path: Path) -> Iterator[Host]:
         yield host
 
 
+def generated(server: dict[str, Any], text: str) -> str:
+    """What the model of a Triton continues `text` with."""
+    body = {"text_input": text, "max_tokens": 4, "bad_words": "", "stop_words": ""}
+    answer = httpx.post(f"http://{server['endpoints']['http']}/v2/models/ensemble/generate", json=body, timeout=60)
+    assert answer.is_success, answer.text
+    return str(answer.json()["text_output"])
+
+
 def free(port: int) -> bool:
     return not busy_ports([port])
 
@@ -512,11 +520,7 @@ def test_ranks_of_an_engine_are_kept_and_started_again(host: Host, lane: Lane) -
     os.kill(ranks[1], signal.SIGKILL)
     again = host.becomes("ranks", "ready", restarts=1)
     assert again["ports"] == said["ports"]
-    body = {"text_input": "abc", "max_tokens": 3, "bad_words": "", "stop_words": ""}
-    answer = httpx.post(
-        f"http://{again['endpoints']['http']}/v2/models/ensemble/generate", json=body, timeout=60
-    ).json()
-    assert answer["text_output"]
+    assert generated(again, "abc")
     host.pipeline("serve", "stop", "ranks")
     assert host.left() == []
 
@@ -530,11 +534,7 @@ def test_an_engine_on_one_gpu_is_kept_without_mpirun(tmp_path: Path) -> None:
         (rank,) = json.loads((Path(said["folder"]) / "service.json").read_text())["ranks"]
         os.kill(rank, signal.SIGKILL)
         again = host.becomes("one", "ready", restarts=1)
-        body = {"text_input": "abc", "max_tokens": 3, "bad_words": "", "stop_words": ""}
-        answer = httpx.post(
-            f"http://{again['endpoints']['http']}/v2/models/ensemble/generate", json=body, timeout=60
-        ).json()
-        assert answer["text_output"]
+        assert generated(again, "abc")
 
 
 def test_weights_in_triton_are_kept(lane: Lane, tmp_path: Path) -> None:
@@ -550,9 +550,6 @@ def test_weights_in_triton_are_kept(lane: Lane, tmp_path: Path) -> None:
         assert folder["gpus"] != said["gpus"]
 
 
-EMBEDDED_BODY = {"text_input": "s", "max_tokens": 4, "bad_words": "", "stop_words": ""}
-
-
 def shared_memory(*servers: dict[str, Any]) -> set[Path]:
     """Files in shared memory of these servers; their names have the process that made them."""
     pids = with_descendants({each["keeper_pid"] for each in servers}, process_table())
@@ -565,9 +562,7 @@ def shared_memory(*servers: dict[str, Any]) -> set[Path]:
 def test_an_engine_of_the_embedded_toolchain_is_kept(other_host: Host, tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp")
     said = other_host.serve(str(script_engine(tmp_path / "engine")), "--name", "one", "--threads", "1")
-    generate = f"http://{said['endpoints']['http']}/v2/models/ensemble/generate"
-    answer = httpx.post(generate, json=EMBEDDED_BODY, timeout=60)
-    assert answer.json()["text_output"] == "top-", answer.text
+    assert generated(said, "s") == "top-"
     files = shared_memory(said)
     other_host.pipeline("serve", "stop", "one")
     assert other_host.left() == []
@@ -586,10 +581,7 @@ def test_engines_of_the_embedded_toolchain_several_at_once(other_host: Host, tmp
     assert len({port for each in said for port in each["ports"].values()}) == 9
     files = shared_memory(*said)
     for each in said:
-        answer = httpx.post(
-            f"http://{each['endpoints']['http']}/v2/models/ensemble/generate", json=EMBEDDED_BODY, timeout=60
-        ).json()
-        assert answer["text_output"] == "top-"
+        assert generated(each, "s") == "top-"
     table = process_table()
     of_one = with_descendants({said[0]["keeper_pid"]}, table)
     stubs = [pid for pid in of_one if b"python_backend_stub" in Path(f"/proc/{pid}/cmdline").read_bytes()]
@@ -601,9 +593,7 @@ def test_engines_of_the_embedded_toolchain_several_at_once(other_host: Host, tmp
     files |= shared_memory(said[0])
     os.kill(said[1]["keeper_pid"], signal.SIGKILL)
     assert "was killed" in host.becomes("two", "failed")["reason"]
-    assert httpx.post(
-        f"http://{said[2]['endpoints']['http']}/v2/models/ensemble/generate", json=EMBEDDED_BODY, timeout=60
-    ).is_success
+    assert generated(said[2], "s") == "top-"
     assert host.pipeline("serve", "stop", "--all")[0].split() == sorted(names)
     assert eventually(lambda: not host.left()), host.left()
     assert not [path for path in files if path.exists()]
