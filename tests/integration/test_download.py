@@ -496,13 +496,6 @@ def test_a_missing_revision(hub: FakeHub) -> None:
 # Choosing
 
 
-def test_the_first_that_is_reached_is_taken_and_it_is_said(hub: FakeHub, monkeypatch, caplog) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert "modelscope" in resolve([{"hugging_face": MODEL}, {"modelscope": MODEL}])
-    assert "Hugging Face cannot be reached" in caplog.text
-    assert "using modelscope org/tiny instead" in caplog.text
-
-
 def test_nothing_reached_names_every_source(monkeypatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("MODELSCOPE_ENDPOINT", "http://127.0.0.1:9")
