@@ -105,7 +105,8 @@ class Gateway:
     """A gateway's page, by the real GatewayMetrics. Each step of 0.1 s and more answers 4 requests of 100 + 200 tokens."""
 
     def __init__(self, model: str = "qwen") -> None:
-        self.metrics = GatewayMetrics([model])
+        self.metrics = GatewayMetrics()
+        self.metrics.add(model)
         self.metrics.limits(model, in_flight=8, queued=16)
         self._model = model
         waiting = self.metrics.request(model, "/v1/chat/completions")

@@ -112,27 +112,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-# The fake speaks as the real hubs do, or their clients would not understand it.
-
-
-@pytest.mark.seam
-def test_the_real_hugging_face_client_understands_the_fake(hub: FakeHub, tmp_path: Path) -> None:
-    from huggingface_hub import snapshot_download
-
-    folder = snapshot_download(MODEL, endpoint=hub.url, local_dir=tmp_path / "out", ignore_patterns=["*.md"])
-    assert (Path(folder) / BIG).read_bytes() == hub.repositories[MODEL].files[BIG]
-
-
-@pytest.mark.seam
-def test_the_real_modelscope_client_understands_the_fake(hub: FakeHub, tmp_path: Path) -> None:
-    from modelscope_hub import HubApi, HubConfig
-
-    api = HubApi(HubConfig())
-    assert {file.path for file in api.list_repo_files(MODEL, "model")} >= WANTED
-    path = api.download_file(MODEL, "model", BIG, local_dir=tmp_path)
-    assert path.read_bytes() == hub.repositories[MODEL].files[BIG]
-
-
 # What is fetched
 
 
@@ -414,21 +393,6 @@ def test_a_truncated_answer_is_resumed(hub: FakeHub, tmp_path: Path) -> None:
     assert (get("hugging_face", tmp_path) / BIG).read_bytes() == hub.repositories[MODEL].files[BIG]
 
 
-@pytest.mark.seam
-def test_a_pointer_file_is_recognised(hub: FakeHub, tmp_path: Path) -> None:
-    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 3000000\n"
-    hub.repositories[MODEL].files[BIG] = pointer
-    with pytest.raises(DownloadError, match="git-lfs pointer") as failed:
-        get("hugging_face", tmp_path)
-    assert "git lfs pull" in (failed.value.hint or "")
-
-
-def test_a_shard_the_index_names_must_be_there(hub: FakeHub, tmp_path: Path) -> None:
-    del hub.repositories[MODEL].files[BIG]
-    with pytest.raises(DownloadError, match=f"incomplete.*{BIG}"):
-        get("hugging_face", tmp_path)
-
-
 def test_a_tensor_the_index_names_must_be_there(hub: FakeHub, tmp_path: Path) -> None:
     hub.repositories[MODEL].files[BIG] = safetensors({"other": bytes(5000)})
     with pytest.raises(DownloadError, match="the index places a in it"):
@@ -530,13 +494,6 @@ def test_a_missing_revision(hub: FakeHub) -> None:
 
 
 # Choosing
-
-
-def test_the_first_that_is_reached_is_taken_and_it_is_said(hub: FakeHub, monkeypatch, caplog) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert "modelscope" in resolve([{"hugging_face": MODEL}, {"modelscope": MODEL}])
-    assert "Hugging Face cannot be reached" in caplog.text
-    assert "using modelscope org/tiny instead" in caplog.text
 
 
 def test_nothing_reached_names_every_source(monkeypatch) -> None:

@@ -372,7 +372,7 @@ sleep 1
 @pytest.mark.skipif(not _namespaces(), reason="needs namespaces of its own")
 def test_the_leader_starts_ranks_on_its_workers(tmp_path: Path) -> None:
     """Two pods as namespaces with host names and /tmp of their own, on one volume; the rest is as in the manifests."""
-    manifests.write_lws(deployment(gpus=2, gpus_per_node=1), tmp_path)
+    manifests.write_base("lws", deployment(gpus=2, gpus_per_node=1), tmp_path)
     scripts = yaml.safe_load((tmp_path / "base" / "scripts.yaml").read_text())["data"]
     volume, temporary = tmp_path / "volume", tmp_path / "tmp"
     for folder in (volume / "repository", temporary, tmp_path / "scripts", tmp_path / "bin"):

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ pytest.importorskip("prometheus_client")
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.helpers.chat_models import Running, gateway, said, spoken
+from tests.helpers.gateways import listening
 from tests.helpers.scripted_server import Script
 from tests.helpers.waiting import eventually
 from trtllm_pipeline.serve.gateway.gateway_config import GatewayConfig, OfferedModel
@@ -42,20 +40,6 @@ def respond(_model: str, values: Mapping[str, Any]) -> Script:
 def running(tmp_path: Path) -> Iterator[Running]:
     with gateway(tmp_path, respond, max_concurrency=1, max_queue=1) as found:
         yield found
-
-
-@contextmanager
-def process(config: Path) -> Iterator[str]:
-    """A gateway process; its base URL."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "trtllm_pipeline.serve.gateway", str(config)], stdout=subprocess.DEVNULL
-    ) as found:
-        try:
-            told = config.with_name("gateway.json")
-            assert eventually(lambda: told.exists() or found.poll() is not None)
-            yield json.loads(told.read_text())["url"].rstrip("/") + "/v1"
-        finally:
-            found.terminate()
 
 
 def ask(base: str, text: str, **more: Any) -> httpx.Response:
@@ -101,8 +85,7 @@ def test_an_openai_server_behind_the_gateway_is_timed_and_counted_as_far_as_it_t
 ) -> None:
     served = OfferedModel(name="front", url=running.url, server_model="scripted")
     (folder := tmp_path / "front").mkdir()
-    GatewayConfig(models=(served,)).write(folder / "config.json")
-    with process(folder / "config.json") as front:
+    with listening(folder, GatewayConfig(models=(served,))) as front:
         whole = ask(front, "hello", model="front").json()
         assert whole["model"] == "front"
         assert counted(front, "output_tokens_total", model="front") == whole["usage"]["completion_tokens"] == 3

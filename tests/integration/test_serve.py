@@ -14,7 +14,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,14 @@ def other_host(tmp_path: Path) -> Iterator[Host]:
         yield host
 
 
+def generated(server: dict[str, Any], text: str) -> str:
+    """What the model of a Triton continues `text` with."""
+    body = {"text_input": text, "max_tokens": 4, "bad_words": "", "stop_words": ""}
+    answer = httpx.post(f"http://{server['endpoints']['http']}/v2/models/ensemble/generate", json=body, timeout=60)
+    assert answer.is_success, answer.text
+    return str(answer.json()["text_output"])
+
+
 def free(port: int) -> bool:
     return not busy_ports([port])
 
@@ -240,34 +248,6 @@ def test_what_hangs_is_unresponsive_and_started_again_if_that_was_asked(host: Ho
     assert "did not respond for 8 s" in Path(said["folder"], "log").read_text()
 
 
-@pytest.mark.parametrize("halted", ["keeper", "guardian"])
-def test_what_is_halted_is_stopped_as_well(host: Host, halted: str) -> None:
-    host.serve(PLAIN, "--name", "one")
-    os.kill(processes(host.status("one")["keeper_pid"])[halted], signal.SIGSTOP)
-    host.pipeline("serve", "stop", "one")
-    assert host.left() == []
-    assert host.status("one")["state"] == "stopped"
-
-
-@pytest.mark.parametrize("halted", ["keeper", "guardian"])
-def test_what_is_halted_while_it_starts_is_woken(host: Host, halted: str) -> None:
-    start = host.start("serve", "start", PLAIN, "--name", "one")
-    found: list[int] = []
-
-    def there() -> bool:
-        last = look(folder_of(host.workspace, "one")).keeper
-        found[:] = [] if last is None else [last.pid]
-        for _ in range(("keeper", "guardian").index(halted)):
-            found[:] = [pid for pid, each in process_table().items() if each.parent in found]
-        return bool(found)
-
-    assert eventually(there)
-    os.kill(found[0], signal.SIGSTOP)
-    _, err = start.communicate(timeout=280)
-    assert start.returncode == 0, err
-    assert host.status("one")["state"] == "ready"
-
-
 def test_a_guardian_that_is_halted_is_woken_by_its_keeper(host: Host) -> None:
     """Whoever may be waiting for it."""
     keeper = host.serve(PLAIN, "--name", "one")["keeper_pid"]
@@ -276,18 +256,6 @@ def test_a_guardian_that_is_halted_is_woken_by_its_keeper(host: Host) -> None:
     os.kill(of["worker"], signal.SIGKILL)
     assert "was ended by SIGKILL" in host.becomes("one", "failed")["reason"]
     assert eventually(lambda: not host.left()), host.left()  # its keeper writes the state, then ends
-
-
-def test_what_is_halted_while_it_stops_ends_as_well(host: Host) -> None:
-    keeper = host.serve(PLAIN, "--name", "one")["keeper_pid"]
-    guardian = processes(keeper)["guardian"]
-    stop = host.start("serve", "stop", "one")
-    for _ in range(200):
-        with suppress(ProcessLookupError):
-            os.kill(guardian, signal.SIGSTOP)
-        time.sleep(0.01)
-    assert stop.wait(60) == 0, stop.communicate()
-    assert host.left() == []
 
 
 @pytest.mark.parametrize("killed", ["guardian", "server"])
@@ -490,11 +458,10 @@ def test_nothing_is_kept_where_a_run_measures(host: Host) -> None:
 def test_a_damaged_record_keeps_nobody_from_stopping_the_server(host: Host) -> None:
     said = host.serve(PLAIN, "--name", "one")
     path = Path(said["folder"], "server.json")
-    for damage in (b"", b"[]", b"{", b'{"schema": 1}', b'{"schema": 9}', os.urandom(99)):
-        path.write_bytes(damage)
-        found = host.status("one")
-        assert (found["state"], found["keeper_pid"]) == ("ready", said["keeper_pid"])
-        assert "server.json is damaged" in found["reason"]
+    path.write_bytes(os.urandom(99))
+    found = host.status("one")
+    assert (found["state"], found["keeper_pid"]) == ("ready", said["keeper_pid"])
+    assert "server.json is damaged" in found["reason"]
     host.pipeline("serve", "stop", "one")
     assert host.left() == []
     assert host.status("one")["state"] == "stopped", "the keeper wrote it anew"
@@ -520,12 +487,6 @@ def test_a_cell_that_is_not_built_is_told_with_the_command_that_builds_it(host: 
     assert "try: pipeline run --matrix" in err
     _, err = host.pipeline("serve", "start", "tiny/fp8", code=2)
     assert "2 cells are selected, expected one" in err
-
-
-@pytest.mark.parametrize("name", ["", "a/b"])
-def test_names_that_no_folder_should_have_are_refused(host: Host, name: str) -> None:
-    _, err = host.pipeline("serve", "start", PLAIN, f"--name={name}", code=2)
-    assert "is not a valid server name" in err
 
 
 def test_a_workspace_that_cannot_be_written_is_told(host: Host) -> None:
@@ -559,11 +520,7 @@ def test_ranks_of_an_engine_are_kept_and_started_again(host: Host, lane: Lane) -
     os.kill(ranks[1], signal.SIGKILL)
     again = host.becomes("ranks", "ready", restarts=1)
     assert again["ports"] == said["ports"]
-    body = {"text_input": "abc", "max_tokens": 3, "bad_words": "", "stop_words": ""}
-    answer = httpx.post(
-        f"http://{again['endpoints']['http']}/v2/models/ensemble/generate", json=body, timeout=60
-    ).json()
-    assert answer["text_output"]
+    assert generated(again, "abc")
     host.pipeline("serve", "stop", "ranks")
     assert host.left() == []
 
@@ -577,11 +534,7 @@ def test_an_engine_on_one_gpu_is_kept_without_mpirun(tmp_path: Path) -> None:
         (rank,) = json.loads((Path(said["folder"]) / "service.json").read_text())["ranks"]
         os.kill(rank, signal.SIGKILL)
         again = host.becomes("one", "ready", restarts=1)
-        body = {"text_input": "abc", "max_tokens": 3, "bad_words": "", "stop_words": ""}
-        answer = httpx.post(
-            f"http://{again['endpoints']['http']}/v2/models/ensemble/generate", json=body, timeout=60
-        ).json()
-        assert answer["text_output"]
+        assert generated(again, "abc")
 
 
 def test_weights_in_triton_are_kept(lane: Lane, tmp_path: Path) -> None:
@@ -597,9 +550,6 @@ def test_weights_in_triton_are_kept(lane: Lane, tmp_path: Path) -> None:
         assert folder["gpus"] != said["gpus"]
 
 
-EMBEDDED_BODY = {"text_input": "s", "max_tokens": 4, "bad_words": "", "stop_words": ""}
-
-
 def shared_memory(*servers: dict[str, Any]) -> set[Path]:
     """Files in shared memory of these servers; their names have the process that made them."""
     pids = with_descendants({each["keeper_pid"] for each in servers}, process_table())
@@ -612,9 +562,7 @@ def shared_memory(*servers: dict[str, Any]) -> set[Path]:
 def test_an_engine_of_the_embedded_toolchain_is_kept(other_host: Host, tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp")
     said = other_host.serve(str(script_engine(tmp_path / "engine")), "--name", "one", "--threads", "1")
-    generate = f"http://{said['endpoints']['http']}/v2/models/ensemble/generate"
-    answer = httpx.post(generate, json=EMBEDDED_BODY, timeout=60)
-    assert answer.json()["text_output"] == "top-", answer.text
+    assert generated(said, "s") == "top-"
     files = shared_memory(said)
     other_host.pipeline("serve", "stop", "one")
     assert other_host.left() == []
@@ -633,10 +581,7 @@ def test_engines_of_the_embedded_toolchain_several_at_once(other_host: Host, tmp
     assert len({port for each in said for port in each["ports"].values()}) == 9
     files = shared_memory(*said)
     for each in said:
-        answer = httpx.post(
-            f"http://{each['endpoints']['http']}/v2/models/ensemble/generate", json=EMBEDDED_BODY, timeout=60
-        ).json()
-        assert answer["text_output"] == "top-"
+        assert generated(each, "s") == "top-"
     table = process_table()
     of_one = with_descendants({said[0]["keeper_pid"]}, table)
     stubs = [pid for pid in of_one if b"python_backend_stub" in Path(f"/proc/{pid}/cmdline").read_bytes()]
@@ -648,9 +593,7 @@ def test_engines_of_the_embedded_toolchain_several_at_once(other_host: Host, tmp
     files |= shared_memory(said[0])
     os.kill(said[1]["keeper_pid"], signal.SIGKILL)
     assert "was killed" in host.becomes("two", "failed")["reason"]
-    assert httpx.post(
-        f"http://{said[2]['endpoints']['http']}/v2/models/ensemble/generate", json=EMBEDDED_BODY, timeout=60
-    ).is_success
+    assert generated(said[2], "s") == "top-"
     assert host.pipeline("serve", "stop", "--all")[0].split() == sorted(names)
     assert eventually(lambda: not host.left()), host.left()
     assert not [path for path in files if path.exists()]

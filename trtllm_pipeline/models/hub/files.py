@@ -59,19 +59,14 @@ class RemoteFile:
     url: str
 
 
-def description_files(names: Collection[str]) -> list[str]:
+def described(names: Collection[str], form: str = MODEL) -> list[str]:
     """The required files other than the weights, sorted. Raises DownloadError for a name that would leave the
     directory.
     """
     for name in names:
         check_name(name)
-    return sorted(name for name in names if _DESCRIPTION.fullmatch(name))
-
-
-def described(names: Collection[str], form: str) -> list[str]:
-    """The same, including the configuration of that form."""
-    described_files = {*description_files(names), *({CONFIGURATION[form]} & {*names})}
-    return sorted(described_files - {INDEX} if form == TOKENIZER else described_files)
+    found = {name for name in names if _DESCRIPTION.fullmatch(name) or name == CONFIGURATION[form]}
+    return sorted(found - {INDEX} if form == TOKENIZER else found)
 
 
 def lacking(form: str, names: Collection[str]) -> str:

@@ -19,20 +19,16 @@ def quantized(pinned: Mapping[str, Json], *, folder: Path | None, offline: bool)
 
     Raises DownloadError if the files cannot be read now.
     """
-    return quantization({name: _read(pinned, name, folder=folder, offline=offline) for name in FILES})
+    return quantization({name: configuration(pinned, name, folder=folder, offline=offline) for name in FILES})
 
 
 def configuration(
     pinned: Mapping[str, Json], name: str, *, folder: Path | None, offline: bool
 ) -> Mapping[str, Any] | None:
-    """The JSON file `name` of a pinned source. None if it does not have one. Raises DownloadError if it cannot be read
-    now.
+    """The JSON file `name` of a pinned source. None if it is missing or not an object, which the download reports.
+
+    Raises DownloadError if it cannot be read now.
     """
-    return _read(pinned, name, folder=folder, offline=offline)
-
-
-def _read(pinned: Mapping[str, Json], name: str, *, folder: Path | None, offline: bool) -> Mapping[str, Any] | None:
-    """One JSON file of a model. None if it is missing or not an object, which the download reports."""
     if "local" in pinned:
         path = None if folder is None else folder / name
         text = path.read_bytes()[:_LONGEST] if path is not None and path.is_file() else None

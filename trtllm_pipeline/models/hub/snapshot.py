@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +34,7 @@ from trtllm_pipeline.models.hub.files import (
     trusted_code,
     weight_files,
 )
+from trtllm_pipeline.models.hub.sources import resolve
 from trtllm_pipeline.models.hub.transfer import RepositoryCopy, Transfer
 
 logger = logging.getLogger(__name__)
@@ -142,78 +143,69 @@ def _cached_digest(path: Path) -> str:
 
 
 def _transfer(
-    repository: _Repository, folder: Path, *, progress: Progress, max_workers: int, others: Iterable[_Copy] = ()
+    repository: _Repository,
+    folder: Path,
+    *,
+    progress: Progress,
+    max_workers: int,
+    others: Sequence[RepositoryCopy] = (),
 ) -> Transfer:
     own = RepositoryCopy(repository.hub, repository.model, lambda: repository.headers, lambda file: file)
-    return Transfer(
-        [own, *(other.place for other in others)],
-        folder,
-        lookup=repository.lookup,
-        progress=progress,
-        max_workers=max_workers,
-    )
+    return Transfer([own, *others], folder, lookup=repository.lookup, progress=progress, max_workers=max_workers)
 
 
-class _Copy:
-    """A repository that may have the same files. Its hub is not queried until another one fails."""
+def _copy(source: Mapping[str, Json]) -> RepositoryCopy:
+    """A repository of a recipe that may have the same files. Its hub is not queried until another one fails."""
+    hub = hub_errors.HUGGING_FACE if "hugging_face" in source else hub_errors.MODELSCOPE
+    model = str(source.get("hugging_face") or source["modelscope"])
+    lock = threading.Lock()
 
-    def __init__(self, source: Mapping[str, Json]) -> None:
-        self._source = source
-        self._lock = threading.Lock()
-        self._found: _Repository | None = None
-        self._asked = False
-        hub = hub_errors.HUGGING_FACE if "hugging_face" in source else hub_errors.MODELSCOPE
-        self.place = RepositoryCopy(
-            hub, str(source.get("hugging_face") or source["modelscope"]), self._headers, self._find
-        )
+    @cache
+    def found() -> _Repository | None:
+        try:
+            return _repository(resolve([source]))
+        except DownloadError as error:
+            logger.warning("%s (%s) cannot continue: %s", hub.name, model, error.message)
+            return None
 
-    def _headers(self) -> Mapping[str, str]:
-        assert self._found is not None
-        return self._found.headers
+    def headers() -> Mapping[str, str]:
+        repository = found()
+        assert repository is not None
+        return repository.headers
 
-    def _find(self, file: RemoteFile) -> RemoteFile | None:
-        with self._lock:
-            if not self._asked:
-                self._asked = True
-                try:
-                    self._found = _repository(_pinned_now(self._source))
-                except DownloadError as error:
-                    logger.warning("%s cannot continue: %s", self.place, error.message)
-        listed = None if self._found is None else self._found.files.get(file.path)
+    def find(file: RemoteFile) -> RemoteFile | None:
+        with lock:
+            repository = found()
+        listed = None if repository is None else repository.files.get(file.path)
         if listed is None or listed.size != file.size:
             return None
         digests = [(each.digest or "").lower() for each in (listed, file)]
         # Digests of different kinds cannot be compared. Received files are verified in any case.
         return None if len(digests[0]) == len(digests[1]) and digests[0] != digests[1] else listed
 
-
-def _pinned_now(source: Mapping[str, Json]) -> Mapping[str, Json]:
-    """A source listed in a recipe, at its current revision. Raises DownloadError."""
-    if "hugging_face" in source:
-        name, revision = str(source["hugging_face"]), str(source.get("revision") or "main")
-        return {**source, "revision": hugging_face.pin(name, revision, offline=False)}
-    name, revision = str(source["modelscope"]), str(source.get("revision") or "master")
-    return {**source, "revision": modelscope.pin(name, revision, offline=False)[0]}
+    return RepositoryCopy(hub, model, headers, find)
 
 
-def _reached(pinned: Mapping[str, Json], copies: Sequence[Mapping[str, Json]]) -> tuple[_Repository, list[_Copy]]:
+def _reached(
+    pinned: Mapping[str, Json], copies: Sequence[Mapping[str, Json]]
+) -> tuple[_Repository, list[RepositoryCopy]]:
     """The pinned repository, and its copies. If its hub is unreachable now or no longer has it, the first copy takes
     its place. Raises DownloadError.
     """
     if not copies:
         return hub_errors.patiently(lambda: _repository(pinned)), []
     try:
-        return _repository(pinned), [_Copy(copy) for copy in copies]
+        return _repository(pinned), [*map(_copy, copies)]
     except DownloadError as error:
         if error.failure is not FailureClass.TRANSIENT and not isinstance(error, hub_errors.UnavailableError):
             raise
         for place, copy in enumerate(copies):
             others = [pinned, *copies[:place], *copies[place + 1 :]]
             with suppress(DownloadError):
-                copied = _repository(_pinned_now(copy))
+                copied = _repository(resolve([copy]))
                 logger.warning("%s; using %s (%s) instead", error.message, copied.hub.name, copied.model)
-                return copied, [_Copy(other) for other in others]
-    return hub_errors.patiently(lambda: _repository(pinned)), [_Copy(copy) for copy in copies]
+                return copied, [*map(_copy, others)]
+    return hub_errors.patiently(lambda: _repository(pinned)), [*map(_copy, copies)]
 
 
 def fetch(

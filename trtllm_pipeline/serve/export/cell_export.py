@@ -10,6 +10,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -22,9 +23,7 @@ TARGETS: Final = ("bundle", "compose", "kubernetes", "lws", "kserve", "hub")
 _WRITERS: Final[dict[str, Callable[[Deployment, Path], None]]] = {
     "bundle": bundle.write,
     "compose": manifests.write_compose,
-    "kubernetes": manifests.write_kubernetes,
-    "lws": manifests.write_lws,
-    "kserve": manifests.write_kserve,
+    **{target: partial(manifests.write_base, target) for target in manifests.RESOURCES},
 }
 _READY: Final = {
     "kubernetes": "--for=condition=available {limit} deployment/{name}",

@@ -6,7 +6,6 @@ A template is the file as its reader sees it, with comments. Every value goes th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -28,9 +27,12 @@ KEYS: Final = "/etc/gateway-keys"
 """Path of the Secret with a gateway's API keys in Kubernetes."""
 GATEWAY_PORT: Final = 8080
 FILL_SCRIPT: Final = "fill-from-bundle.sh"
-_KUBERNETES: Final = ("volume.yaml", "deployment.yaml", "service.yaml", "networkpolicy.yaml")
-_LWS: Final = ("volume.yaml", "scripts.yaml", "leaderworkerset.yaml", "service.yaml", "networkpolicy.yaml")
-_KSERVE: Final = ("volume.yaml", "servingruntime.yaml", "inferenceservice.yaml", "networkpolicy.yaml")
+RESOURCES: Final = {
+    "kubernetes": ("volume.yaml", "deployment.yaml", "service.yaml", "networkpolicy.yaml"),
+    "lws": ("volume.yaml", "scripts.yaml", "leaderworkerset.yaml", "service.yaml", "networkpolicy.yaml"),
+    "kserve": ("volume.yaml", "servingruntime.yaml", "inferenceservice.yaml", "networkpolicy.yaml"),
+}
+"""Target in a cluster -> the files of its kustomize base, without those of a gateway."""
 
 
 def write_compose(deployment: Deployment, folder: Path) -> None:
@@ -38,23 +40,6 @@ def write_compose(deployment: Deployment, folder: Path) -> None:
     _render("compose.yaml", deployment, folder)
     if deployment.openai:
         gateway_config(deployment, "triton").write(folder / CONFIG_FILE)
-
-
-def write_kubernetes(deployment: Deployment, folder: Path) -> None:
-    """Write a kustomize base with a Deployment, an overlay to start from, and the jobs that fill the volume."""
-    _write_base(deployment, folder, _KUBERNETES)
-
-
-def write_lws(deployment: Deployment, folder: Path) -> None:
-    """As `write_kubernetes`, with a LeaderWorkerSet."""
-    _write_base(deployment, folder, _LWS)
-
-
-def write_kserve(deployment: Deployment, folder: Path) -> None:
-    """As `write_kubernetes`, with a ServingRuntime and an InferenceService."""
-    name = deployment.name
-    labels = {"serving.kserve.io/inferenceservice": name, "component": "predictor"}  # KServe's labels for its pods
-    _write_base(deployment, folder, _KSERVE, service=f"{name}-predictor", server_labels=labels, kserve=True)
 
 
 def gateway_config(deployment: Deployment, host: str, keys: Path | None = None) -> GatewayConfig:
@@ -81,29 +66,23 @@ def gateway_config(deployment: Deployment, host: str, keys: Path | None = None) 
     )
 
 
-def _write_base(
-    deployment: Deployment,
-    folder: Path,
-    resources: tuple[str, ...],
-    *,
-    service: str | None = None,
-    server_labels: Mapping[str, str] | None = None,
-    kserve: bool = False,
-) -> None:
-    """Write base, overlay and jobs. `service` is the address of the server for the gateway, `server_labels` select its pods."""
+def write_base(target: str, deployment: Deployment, folder: Path) -> None:
+    """Write the kustomize base of one of `RESOURCES`, an overlay to start from, and the jobs that fill the volume."""
+    kserve, service = target == "kserve", deployment.name
+    server_labels = {label(each): deployment.labels[label(each)] for each in ("instance", "name")}
+    if kserve:  # it creates pods and their service itself
+        server_labels = {"serving.kserve.io/inferenceservice": service, "component": "predictor"}
+        service = f"{service}-predictor"
+    resources, gateway_json = RESOURCES[target], None
     if deployment.openai:
         resources = (*resources, "gateway.yaml")
+        config = gateway_config(deployment, service, Path(KEYS, "keys") if deployment.api_keys else None)
+        gateway_json = json.dumps({"schema": SCHEMA, **config.to_json()}, indent=2, ensure_ascii=False)
     for name in ("base", "overlay", "fill"):
         (folder / name).mkdir()
-    chosen = ("instance", "name")
-    gateway_json = None
-    if deployment.openai:
-        keys = Path(KEYS, "keys") if deployment.api_keys else None
-        config = gateway_config(deployment, service or deployment.name, keys)
-        gateway_json = json.dumps({"schema": SCHEMA, **config.to_json()}, indent=2, ensure_ascii=False)
     values: dict[str, Any] = {
         "kserve": kserve,
-        "server_labels": server_labels or {label(each): deployment.labels[label(each)] for each in chosen},
+        "server_labels": server_labels,
         "gateway_json": gateway_json,
         "keys": KEYS,
     }

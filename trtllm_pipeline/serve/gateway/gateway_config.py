@@ -113,23 +113,19 @@ class GatewayConfig:
         schema = given.pop("schema", None)
         if schema != SCHEMA:
             raise UsageError(f"{path}: schema is {schema!r}, this release reads {SCHEMA}")
+        folder = path.absolute().parent
         try:
-            return cls.of(given, path.absolute().parent)
+            _known(cls, given, "the configuration")
+            params = given.get("params") or {}
+            _known(GatewayParams, params, "params")
+            checked = {**given, "params": stage_params.load(GatewayParams, params)}
+            checked["models"] = tuple(_model(each, folder) for each in given.get("models") or ())
+            checked["api_keys_file"] = _path(given.get("api_keys_file"), folder)
+            return cls(**checked)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise UsageError(f"{path} is not a gateway's configuration: {error}") from error
         except UsageError as error:
             raise UsageError(f"{path}: {error.message}", hint=error.hint) from error
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any], folder: Path) -> GatewayConfig:
-        """The configuration from a mapping. Raises UsageError, or TypeError for a value of the wrong type."""
-        _known(cls, given, "the configuration")
-        params = given.get("params") or {}
-        _known(GatewayParams, params, "params")
-        checked = {**given, "params": stage_params.load(GatewayParams, params)}
-        checked["models"] = tuple(_model(each, folder) for each in given.get("models") or ())
-        checked["api_keys_file"] = _path(given.get("api_keys_file"), folder)
-        return cls(**checked)
 
 
 def _is_address(text: str) -> bool:

@@ -17,9 +17,8 @@ from typing import Any, Final
 import uvicorn
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trtllm_pipeline.base import UsageError, allow_open_files, write_json
 from trtllm_pipeline.serve.gateway.api_error import ApiError
@@ -32,8 +31,6 @@ _BACKLOG: Final = 2048
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 _PORT: Final = re.compile(r":\d+$")
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s@*?#]+")
-_TRUSTED: Final = "trusted_host"
-"""Marks a request whose Host header is a name of the gateway."""
 Announce = Callable[[Mapping[str, Any]], None]
 
 
@@ -146,28 +143,20 @@ def _for_trusted_hosts(gateway: ASGIApp, config: GatewayConfig) -> ASGIApp:
     if config.api_keys_file is not None or command_lines.reachable(config.host) is not None:
         return gateway
     own = f"[{config.host}]" if ":" in config.host else config.host
-    allowed = [_PORT.sub("", name).lower() for name in config.params.allowed_hosts]
-    for name in allowed:
+    names = [*_LOOPBACK, own, *(_PORT.sub("", name).lower() for name in config.params.allowed_hosts)]
+    for name in names:
         if name != "*" and "*" in name.removeprefix("*."):
             raise UsageError(f"--allowed-hosts {name}: expected a host name, *.DOMAIN or *")
 
-    async def mark(scope: Scope, _receive: Receive, _send: Send) -> None:
-        scope[_TRUSTED] = True
-
-    async def ignore(_message: Message) -> None:
-        """Its refusal is plain text."""
-
-    check = TrustedHostMiddleware(mark, [*_LOOPBACK, own, *allowed], www_redirect=False)
-
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
-        await check(scope, receive, ignore)
-        if scope.pop(_TRUSTED, False):
-            await gateway(scope, receive, send)
-            return
-        host = _PORT.sub("", Headers(scope=scope).get("host", "")).lower()[:200]
-        words = f"the header Host is {host!r}, which is not a name of this gateway: --allowed-hosts adds names"
+        if scope["type"] != "http":
+            return await gateway(scope, receive, send)
+        host = _PORT.sub("", Headers(scope=scope).get("host", "")).lower()
+        if any(name == host or (name.startswith("*") and host.endswith(name[1:])) for name in names):
+            return await gateway(scope, receive, send)
+        words = f"the header Host is {host[:200]!r}, which is not a name of this gateway: --allowed-hosts adds names"
         error = ApiError(400, words, code="invalid_host")
-        await Response(error.body, error.status, media_type="application/json")(scope, receive, send)
+        return await Response(error.body, error.status, media_type="application/json")(scope, receive, send)
 
     return checked
 

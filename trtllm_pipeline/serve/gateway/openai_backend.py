@@ -20,8 +20,6 @@ from trtllm_pipeline.serve.gateway.parsed_request import PATHS, Endpoint
 from trtllm_pipeline.serve.gateway.passing import AnswerCheck, StreamCutter, check_of
 from trtllm_pipeline.tensorrt import server_requests
 
-IDLE_S: Final = 4.0
-"""Servers close idle connections after some time, uvicorn after 5 s."""
 _CONNECT_S: Final = 5.0
 _MOST_WAITING_BYTES: Final = 1 << 18
 """Limit for the unread part of a response. Beyond it, the server has to wait."""
@@ -34,6 +32,9 @@ OF_RESPONSES: Final = {"temperature": "temperature", "top_p": "top_p", "max_outp
 
 class OpenAiBackend:
     """One model of a running server."""
+
+    idle_s = 4.0
+    """Servers close idle connections after some time, uvicorn after 5 s."""
 
     def __init__(self, service: Service, served: OfferedModel, params: GatewayParams) -> None:
         url = service.http if "://" in service.http else f"http://{service.http}"

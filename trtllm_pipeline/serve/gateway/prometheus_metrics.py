@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable
 from time import perf_counter
 from typing import Final
 
@@ -44,10 +43,10 @@ range.
 class GatewayMetrics:
     """Counters, gauges and histograms of one gateway, on a separate registry; used from one thread.
 
-    A model is exported once it is requested or added. Each of `models` is exported as 0 from the start.
+    A model is exported once it is added.
     """
 
-    def __init__(self, models: Iterable[str] = ()) -> None:
+    def __init__(self) -> None:
         # Omit the second series of each counter, which Prometheus ignores.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry = CollectorRegistry()
@@ -83,8 +82,6 @@ class GatewayMetrics:
         self.duration = histogram("request_duration", "From a request's arrival to its end.", DURATION_S)
         self.queue = histogram("queue_time", "From a request's arrival in the queue to its place.", QUEUE_S)
         self._models: dict[str, ModelMetrics] = {}
-        for model in models:
-            self.add(model)
 
     def add(self, model: str, places_of: str | None = None) -> None:
         """Export 0 for a model before its first request, so that the first one shows as a rate.
@@ -145,7 +142,6 @@ class RequestMetrics:
         self._running = False
         self._last_s: dict[int, float] = {}
         self._counted = 0
-        self._finished = False
 
     def queued(self) -> None:
         self._queued_s = perf_counter()
@@ -194,14 +190,10 @@ class RequestMetrics:
         self._model.upstream_errors.labels(self._model.model, kind).inc()
 
     def finish(self, status: int) -> None:
-        """It has ended with this HTTP status; 499 if the client disconnected. Only the first call counts."""
-        if self._finished:
-            return
-        self._finished = True
+        """It has ended with this HTTP status; 499 if the client disconnected. Called once."""
         model = self._model
         self._leave_queue()
         if self._running:
-            self._running = False
             model.in_flight.dec()
             model.duration.observe(perf_counter() - self._began_s)
         model.requests.labels(model.model, self._endpoint, str(status)).inc()

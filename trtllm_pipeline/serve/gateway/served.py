@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 from trtllm_pipeline.base import ServerError
 from trtllm_pipeline.measure import Service
 from trtllm_pipeline.orchestrate import GatewayParams
-from trtllm_pipeline.serve.gateway import openai_backend, triton_backend
 from trtllm_pipeline.serve.gateway.admission import Admission
 from trtllm_pipeline.serve.gateway.api_error import ApiError, unavailable
 from trtllm_pipeline.serve.gateway.dialects import dialect_for
@@ -110,10 +109,8 @@ class ModelServer:
 
     def tidy(self) -> None:
         """Close connections that have been idle for some time."""
-        if isinstance(self._backend, TritonBackend):
-            self._backend.forget_idle(triton_backend.IDLE_S)
-        elif self._backend is not None:
-            self._backend.forget_idle(openai_backend.IDLE_S)
+        if self._backend is not None:
+            self._backend.forget_idle(self._backend.idle_s)
 
     def close(self) -> None:
         self.forget()

@@ -39,8 +39,6 @@ from trtllm_pipeline.serve.gateway.parsed_request import Guide, ParsedRequest
 from trtllm_pipeline.tensorrt import server_requests
 
 CONNECT_S: Final = 5.0
-IDLE_S: Final = 15.0
-"""How long an idle stream is kept: Triton does not exit while one is open."""
 _COMPLETION_TOKENS: Final = 16
 """Default length of a completion, the same as OpenAI's."""
 _CHAT_TOKENS: Final = 1024
@@ -84,6 +82,9 @@ class PreparedPrompt:
 
 class TritonBackend:
     """One model of a running server."""
+
+    idle_s = 15.0
+    """How long an idle stream is kept: Triton does not exit while one is open."""
 
     def __init__(
         self,

@@ -46,7 +46,6 @@ _POLL_S: Final = 0.1
 _STOP_S: Final = 30.0
 """Time that a stop may take beyond the server's own timeouts. Then its keeper is killed."""
 _KILLED_S: Final = 20.0
-_WAKE_S: Final = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +104,8 @@ def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
     name = check_name(wish.name or target.name)
     folder = servers.folder_of(workspace, name)
     try:
-        lock = _own(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = servers.take(folder)
     except OSError as error:
         raise _unwritable(folder, error) from error
     if lock is None:
@@ -145,14 +145,6 @@ def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
         if isinstance(error, OSError):
             raise _unwritable(folder, error) from error
         raise
-
-
-def _own(folder: Path) -> claims.Claim | None:
-    """The lock of a server that may not exist yet. None if it is running. Raises OSError."""
-    while True:
-        folder.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):  # an ended server of this name was just removed
-            return servers.take(folder)
 
 
 def _unwritable(folder: Path, error: OSError) -> StateError:
@@ -273,7 +265,6 @@ def _uninterrupted() -> Iterator[None]:
 
 def wait_ready(server: KeptServer) -> KeptServer:
     """The server, once it is ready. Raises ServerError if it fails."""
-    wake_s = time.monotonic() + _WAKE_S
     while True:
         server = servers.look(server.folder)
         if server.state is State.READY:
@@ -281,7 +272,6 @@ def wait_ready(server: KeptServer) -> KeptServer:
         if not server.state.alive:
             hint = None if server.record is None else server.record.hint
             raise ServerError(f"server {server.name}: {server.reason}", hint=hint, log=server.folder / LOG)
-        wake_s = _wake(server.folder, wake_s)
         time.sleep(_POLL_S)
 
 
@@ -311,7 +301,7 @@ def _stop_timeout_s(file: Path) -> float:
 
 def _end(server: KeptServer, patience_s: float) -> None:
     """End all processes of a server, also those that another command starts meanwhile. Raises StateError."""
-    folder, signaled, forced, wake_s = server.folder, set[tuple[Keeper, signal.Signals]](), False, 0.0
+    folder, signaled, forced = server.folder, set[tuple[Keeper, signal.Signals]](), False
     deadline = time.monotonic() + patience_s
     _mark(folder)
     while True:
@@ -331,13 +321,12 @@ def _end(server: KeptServer, patience_s: float) -> None:
         elif late and not forced:
             forced = True
             deadline += _KILLED_S
-            _signal_all(folder, signal.SIGKILL)
+            _kill_all(folder)
         elif late:
             raise StateError(
                 f"server {server.name} does not end: a process still holds {folder / servers.LOCK}",
                 hint=f"fuser {shlex.quote(str(folder / servers.LOCK))} shows which",
             )
-        wake_s = _wake(folder, wake_s)
         time.sleep(_POLL_S)
 
 
@@ -347,22 +336,13 @@ def _mark(folder: Path) -> None:
         (folder / servers.STOP).touch()
 
 
-def _wake(folder: Path, due_s: float) -> float:
-    """Continue the suspended processes of a server, which could not obey, once it is `due_s`. Returns the next time."""
-    if time.monotonic() < due_s:
-        return due_s
-    _signal_all(folder, signal.SIGCONT)
-    return time.monotonic() + _WAKE_S
-
-
-def _signal_all(folder: Path, signo: signal.Signals) -> None:
-    """Signal all processes that hold the lock of a server, and all of their descendants."""
+def _kill_all(folder: Path) -> None:
+    """Kill all processes that hold the lock of a server, and all of their descendants."""
     holders = servers.holders(folder)
-    if signo is signal.SIGKILL:
-        time.sleep(_POLL_S)
-        holders &= servers.holders(folder)  # a process that only checks the lock has closed it again
+    time.sleep(_POLL_S)
+    holders &= servers.holders(folder)  # a process that only checks the lock has closed it again
     for pid in guardian.with_descendants(holders, guardian.process_table()) - {os.getpid()}:
-        guardian.kill(pid, signo)
+        guardian.kill(pid, signal.SIGKILL)
 
 
 def _recorded(server: KeptServer) -> KeptServer:

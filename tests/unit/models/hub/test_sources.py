@@ -13,7 +13,7 @@ import pytest
 from trtllm_pipeline.base.errors import DownloadError
 from trtllm_pipeline.models.files import model_files
 from trtllm_pipeline.models.hub import hub_errors, hugging_face, local, modelscope, peek
-from trtllm_pipeline.models.hub.files import description_files
+from trtllm_pipeline.models.hub.files import described
 from trtllm_pipeline.models.hub.sources import code_of, fetch, kind_of, local_folder, resolve
 from trtllm_pipeline.orchestrate.store.store import Store
 
@@ -240,7 +240,7 @@ def test_what_belongs_to_a_model() -> None:
         "modeling_qwen.py", "training_args.bin", "original/config.json", "onnx/config.json", "model.gguf", "tf_model.h5",
         "trainer_state.json", "license/x", "sub/tokenizer.json",
     }  # fmt: skip
-    assert set(description_files(wanted | other)) == wanted
+    assert set(described(wanted | other)) == wanted
 
 
 def test_a_copy_that_breaks_off_has_not_the_name_of_a_whole_file(

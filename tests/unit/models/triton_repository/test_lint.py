@@ -18,7 +18,6 @@ from tests.helpers.broken_repositories import (
     Case,
     copy,
     step,
-    write_engine,
     write_ensembles,
     write_good,
     write_policy,
@@ -89,15 +88,6 @@ def test_what_depends_on_the_release(case: Case) -> None:
     case.yaml("backend: pytorch", "backend: tensorrt")
     assert case.find(case.llmapi, release="0.21.0") == case.find(case.llmapi) == []
     assert [finding.rule for finding in case.find(case.llmapi, release="1.2.0")] == ["TRT606"]
-
-
-def test_an_engine_can_be_named(case: Case) -> None:
-    write_engine(case.folder / "small", RELEASE)
-    path = case.folder / "small" / "config.json"
-    path.write_text(path.read_text().replace('"max_batch_size": 8', '"max_batch_size": 2'))
-    found = case.find(engine=lint.Engine.read(path.parent))
-    assert [finding.rule for finding in found] == ["TRT404"]
-    assert "max_batch_size is 4, but the engine's is 2" in found[0].message
 
 
 @pytest.mark.parametrize(
@@ -563,8 +553,3 @@ def test_rules_are_selected_by_id_beginning_and_name() -> None:
     for word in ("TRT999", "", "types"):
         with pytest.raises(UsageError, match="unknown rule"):
             lint.select((word,))
-
-
-def test_no_such_folder(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no such directory"):
-        lint.lint(tmp_path / "nowhere")

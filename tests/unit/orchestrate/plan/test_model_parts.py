@@ -12,7 +12,7 @@ import pytest
 from tests.helpers.trtllm_cells import PYTORCH, RECIPE, cell, plan
 from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.models.files.model_parts import ModelPart, files_of, part_of
-from trtllm_pipeline.models.hub.files import description_files, is_licence
+from trtllm_pipeline.models.hub.files import described, is_licence
 from trtllm_pipeline.orchestrate.plan.plan import Plan, part
 from trtllm_pipeline.tensorrt.toolchains import companions
 from trtllm_pipeline.tensorrt.toolchains.catalog import EMBEDDED
@@ -101,7 +101,7 @@ def test_a_model_with_heads_is_read_whole() -> None:
 def test_every_file_that_is_fetched_is_of_a_known_part() -> None:
     names = [*sum(FILES.values(), ()), "tokenizer.model", "vocab.txt", "qwen.tiktoken", "chat_template.json"]
     names += ["video_preprocessor_config.json", "quantize_config.json", "spiece.model", "added_tokens.json"]
-    fetched = description_files([*names, "LICENSE"])
+    fetched = described([*names, "LICENSE"])
     assert {name for name in fetched if part_of(name) is ModelPart.OTHER} == {
         name for name in fetched if is_licence(name)
     }

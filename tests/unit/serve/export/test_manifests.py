@@ -32,11 +32,6 @@ VERSIONS = ("1.27", "1.31", "1.37")
 CUSTOM: dict[str, Any] = json.loads(
     (Path(__file__).parents[3] / "data" / "deploy" / "custom_resources.json").read_text(encoding="utf-8")
 )
-WRITERS = {
-    "kubernetes": manifests.write_kubernetes,
-    "lws": manifests.write_lws,
-    "kserve": manifests.write_kserve,
-}
 CASES = [
     *(("kubernetes", deployment(kind, openai=kind in {"embedded", "engine"})) for kind in KINDS),
     *(("kserve", deployment(kind, openai=kind == "llmapi")) for kind in KINDS),
@@ -61,7 +56,7 @@ def documents(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def written(target: str, of: Deployment, folder: Path) -> dict[str, dict[str, Any]]:
     """What was written, by kind and name; kustomize's own files are left out."""
-    WRITERS[target](of, folder)
+    manifests.write_base(target, of, folder)
     found = {f"{each['kind']} {each['metadata']['name']}": each for _, each in documents(folder) if "metadata" in each}
     assert found
     return found
@@ -469,9 +464,9 @@ def test_an_image_for_cpus_serves_as_gateway_too(tmp_path: Path) -> None:
 
 def test_values_that_look_like_yaml_stay_values(tmp_path: Path) -> None:
     of = deployment(image="registry/x:y", storage_class=HOSTILE, gpu=HOSTILE)
-    for target, writer in WRITERS.items():
+    for target in manifests.RESOURCES:
         (tmp_path / target).mkdir()
-        writer(of, tmp_path / target)
+        manifests.write_base(target, of, tmp_path / target)
     manifests.write_compose(of, tmp_path)
     assert yaml.safe_load((tmp_path / "compose.yaml").read_text())["services"]["triton"]["image"] == of.image
     found = dict(documents(tmp_path / "kubernetes"))

@@ -1,21 +1,16 @@
-"""Each family's chat template: it is recognised, it takes tools, calls and results, and what it writes is read back.
-
-The templates are made up: each takes and writes what its family's does.
-"""
+"""Each family's chat template: it is recognized, and gets tools, calls and results in the form that it takes."""
 # ruff: noqa: RUF001 - markers as models write them
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from trtllm_pipeline.measure.chat_templates import Chat, Renderer, Template
 from trtllm_pipeline.serve.gateway.dialects import dialect_for
-from trtllm_pipeline.serve.gateway.dialects.dialect import Dialect, DialectError, Turn, special_markers
-from trtllm_pipeline.serve.gateway.dialects.parsing import CallArguments, CallStart, Content
+from trtllm_pipeline.serve.gateway.dialects.dialect import DialectError, Turn, special_markers
+from trtllm_pipeline.serve.gateway.dialects.parsing import CallArguments, CallStart
 
 TOOLS = [
     {
@@ -43,230 +38,79 @@ TALK: list[dict[str, Any]] = [
     {"role": "tool", "tool_call_id": "call_2", "content": [{"type": "text", "text": "12:00"}]},
 ]
 
-HERMES = """\
-{%- if tools %}{{ '<|im_start|>system\\n' + messages[0].content + '\\n<tools>' }}
-{%- for tool in tools %}{{ '\\n' + tool | tojson }}{% endfor %}{{ '\\n</tools> Answer with <tool_call>.<|im_end|>\\n' }}
-{%- endif %}
-{%- for message in messages[1:] %}
-{%- if message.role == 'tool' %}{{ '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' }}
-{%- else %}{{ '<|im_start|>' + message.role + '\\n' + message.content }}
-{%- for call in message.tool_calls or [] %}
-{%- set call = call.function %}
-{{- '\\n<tool_call>\\n{"name": "' + call.name + '", "arguments": ' }}{{ call.arguments | tojson }}{{ '}\\n</tool_call>' }}
-{%- endfor %}{{ '<|im_end|>\\n' }}
-{%- endif %}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-
-QWEN_CODER = """\
-{%- for tool in tools or [] %}{{ '<tool>' + tool.function.name + '</tool>' }}{% endfor %}
-{%- for message in messages %}
-{%- if message.role == 'tool' %}{{ '<tool_response>\\n' + message.content + '\\n</tool_response>\\n' }}
-{%- else %}{{ '<|im_start|>' + message.role + '\\n' + message.content }}
-{%- for call in message.tool_calls or [] %}
-{{- '\\n<tool_call>\\n<function=' + call.function.name + '>\\n' }}
-{%- for key, value in call.function.arguments | items %}
-{{- '<parameter=' + key + '>\\n' }}{{ value if value is string else value | tojson }}{{ '\\n</parameter>\\n' }}
-{%- endfor %}{{ '</function>\\n</tool_call>' }}
-{%- endfor %}{{ '<|im_end|>\\n' }}
-{%- endif %}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-
-GLM = """\
-{%- for tool in tools or [] %}{{ tool | tojson + '\\n' }}{% endfor %}
-{%- for message in messages %}
-{%- if message.role == 'tool' %}{{ '<|observation|>\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
-{%- else %}{{ '<|' + message.role + '|>' + ('\\n' + message.content if message.content else '') }}
-{%- for call in message.tool_calls or [] %}{{ '\\n<tool_call>' + call.function.name + '\\n' }}
-{%- for key, value in call.function.arguments | items %}
-{{- '<arg_key>' + key + '</arg_key>\\n<arg_value>' }}{{ value if value is string else value | tojson }}{{ '</arg_value>\\n' }}
-{%- endfor %}{{ '</tool_call>' }}{% endfor %}
-{%- endif %}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"""
-
-LLAMA = """\
-{%- if tools %}{{ 'Answer with {"name": ..., "parameters": ...}. Environment: ipython\\n' }}
-{%- for tool in tools %}{{ tool | tojson(indent=4) + '\\n' }}{% endfor %}{% endif %}
-{%- for message in messages %}
-{%- if message.role == 'tool' %}{{ '<|start_header_id|>ipython<|end_header_id|>\\n\\n' }}
-{{- message.content | tojson if message.content is mapping or message.content is iterable else message.content }}{{ '<|eot_id|>' }}
-{%- elif message.tool_calls %}
-{%- if message.tool_calls | length != 1%}{{ raise_exception('This model only supports single tool-calls at once!') }}{% endif %}
-{%- set call = message.tool_calls[0].function %}
-{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
-{{- '{"name": "' + call.name + '", ' + '"parameters": ' }}{{ call.arguments | tojson }}{{ '}<|eot_id|>' }}
-{%- else %}{{ '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content + '<|eot_id|>' }}
-{%- endif %}{% endfor %}{% set builtin = '<|python_tag|>' %}
-{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"""
-
-LLAMA_4 = """\
-{%- for tool in tools or [] %}{{ tool | tojson + '\\n' }}{% endfor %}
-{%- for message in messages %}
-{{- '<|header_start|>' + ('ipython' if message.role == 'tool' else message.role) + '<|header_end|>\\n\\n' }}
-{%- if message.tool_calls %}{{ '<|python_start|>[' }}
-{%- for call in message.tool_calls %}{{ call.function.name + '(' }}
-{%- for key, value in call.function.arguments | items %}{{ key + '=' + value | tojson }}{{ ', ' if not loop.last }}{% endfor %}
-{{- ')' }}{{ ', ' if not loop.last }}{% endfor %}{{ ']<|python_end|><|eom|>' }}
-{%- else %}{{ message.content + '<|eot|>' }}{% endif %}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|header_start|>assistant<|header_end|>\\n\\n' }}{% endif %}"""
-
-MISTRAL = """\
-{%- for message in messages %}
-{%- if message.tool_calls %}{{ '[TOOL_CALLS] [' }}
-{%- for call in message.tool_calls %}
-{%- if call.id | length != 9%}{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif %}
-{%- set out = call.function | tojson %}{{ out[:-1] }}{{ ', "id": "' + call.id + '"}' }}{{ ', ' if not loop.last else ']</s>' }}
-{%- endfor %}
-{%- elif message.role == 'tool' %}
-{%- if message.tool_call_id | length != 9%}{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif %}
-{{- '[TOOL_RESULTS] {"content": ' + message.content + ', "call_id": "' + message.tool_call_id + '"}[/TOOL_RESULTS]' }}
-{%- elif message.role == 'user' %}
-{%- if tools %}{{ '[AVAILABLE_TOOLS] ' }}{{ tools | tojson }}{{ '[/AVAILABLE_TOOLS]' }}{% endif %}
-{{- '[INST] ' + message.content + '[/INST]' }}
-{%- else %}{{ message.content }}{% endif %}{% endfor %}"""
-
-MISTRAL_BY_NAME = """\
-{%- if tools %}{{ '[AVAILABLE_TOOLS]' }}{{ tools | tojson }}{% endif %}
-{%- for message in messages %}
-{%- if message.role == 'tool' %}{{ '[TOOL_RESULTS]' + message.content + '[/TOOL_RESULTS]' }}
-{%- elif message.tool_calls %}
-{%- for call in message.tool_calls %}
-{%- set given = call.function.arguments %}
-{{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' }}{{ given if given is string else given | tojson }}
-{%- endfor %}{{ '</s>' }}
-{%- else %}{{ '[' + message.role + ']' + message.content }}{% endif %}{% endfor %}"""
-
-PHI = """\
-{%- for message in messages %}
-{%- if message['role'] == 'system' and message['tools'] is defined and message['tools'] is not none %}
-{{- '<|system|>' + message['content'] + '<|tool|>' + message['tools'] + '<|/tool|>' + '<|end|>' }}
-{%- else %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endif %}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"""
-
-GRANITE = """\
-{%- if tools %}{{ '<|start_of_role|>tools<|end_of_role|>' }}{{ tools | tojson(indent=4) }}{{ '<|end_of_text|>\\n' }}{% endif %}
-{%- for message in messages %}
-{{- '<|start_of_role|>' + ('tool_response' if message.role == 'tool' else message.role) + '<|end_of_role|>' }}
-{{- message.content + '<|end_of_text|>\\n' }}{% endfor %}{% set hint = 'Write <|tool_call|> and a list.' %}
-{%- if add_generation_prompt %}{{ '<|start_of_role|>assistant<|end_of_role|>' }}{% endif %}"""
-
-DEEPSEEK = """\
-{%- for tool in tools or [] %}{{ tool.function.name + '\\n' }}{% endfor %}
-{%- for message in messages %}
-{%- if message.role == 'tool' %}{{ '<｜tool▁output▁begin｜>' + message.content + '<｜tool▁output▁end｜>' }}
-{%- elif message.tool_calls %}{{ '<｜Assistant｜><｜tool▁calls▁begin｜>' }}
-{%- for call in message.tool_calls %}
-{{- '<｜tool▁call▁begin｜>' + call['type'] + '<｜tool▁sep｜>' + call['function']['name'] + '\\n```json\\n' }}
-{{- call['function']['arguments'] + '\\n```<｜tool▁call▁end｜>' }}{{ '\\n' if not loop.last }}
-{%- endfor %}{{ '<｜tool▁calls▁end｜><｜end▁of▁sentence｜>' }}
-{%- else %}{{ '<｜' + message.role + '｜>' + message.content }}{% endif %}{% endfor %}
-{%- if add_generation_prompt %}{{ '<｜Assistant｜>' }}{% endif %}"""
-
-DEEPSEEK_V31 = """\
-{%- for tool in tools or [] %}{{ tool.function.name + '\\n' }}{% endfor %}
-{%- for message in messages %}
-{%- if message.role == 'tool' %}{{ '<｜tool▁output▁begin｜>' + message.content + '<｜tool▁output▁end｜>' }}
-{%- elif message.tool_calls %}{{ '<｜Assistant｜></think><｜tool▁calls▁begin｜>' }}
-{%- for call in message.tool_calls %}
-{{- '<｜tool▁call▁begin｜>' + call['function']['name'] + '<｜tool▁sep｜>' + call['function']['arguments'] + '<｜tool▁call▁end｜>' }}
-{%- endfor %}{{ '<｜tool▁calls▁end｜><｜end▁of▁sentence｜>' }}
-{%- else %}{{ '<｜' + message.role + '｜>' + message.content }}{% endif %}{% endfor %}
-{%- if add_generation_prompt %}{{ '<｜Assistant｜></think>' }}{% endif %}"""
-
-HARMONY = """\
-{%- for tool in tools or [] %}{{ 'type ' + tool.function.name + ';\\n' }}{% endfor %}
-{%- set last = namespace(name='') %}
-{%- for message in messages %}
-{%- if message.role == 'assistant' and message.tool_calls %}
-{%- if message.content and message.thinking %}{{ raise_exception('either content or thinking') }}{% endif %}
-{%- if message.thinking %}{{ '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}{% endif %}
-{%- for call in message.tool_calls %}
-{%- set last.name = call.function.name %}
-{{- '<|start|>assistant<|channel|>commentary to=functions.' + call.function.name + ' <|constrain|>json<|message|>' }}
-{{- call.function.arguments | tojson }}{{ '<|call|>' }}
-{%- endfor %}
-{%- elif message.role == 'tool' %}
-{{- '<|start|>functions.' + last.name + ' to=assistant<|channel|>commentary<|message|>' + message.content | tojson + '<|end|>' }}
-{%- else %}{{ '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}{% endif %}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"""
-
-TEMPLATES = {
-    "hermes": HERMES,
-    "qwen3-coder": QWEN_CODER,
-    "glm": GLM,
-    "llama3": LLAMA,
-    "llama4": LLAMA_4,
-    "mistral": MISTRAL,
-    "mistral-v11": MISTRAL_BY_NAME,
-    "phi": PHI,
-    "granite": GRANITE,
-    "deepseek": DEEPSEEK,
-    "deepseek-v3.1": DEEPSEEK_V31,
-    "harmony": HARMONY,
-}
+TEMPLATES = [
+    ("hermes", "Answer with <tool_call>."),
+    ("qwen3-coder", "<tool_call>\n<function=NAME>\n<parameter=KEY>"),
+    ("glm", "<tool_call>NAME\n<arg_key>KEY</arg_key>"),
+    ("llama3", "{% set builtin = '<|python_tag|>' %}"),
+    ("llama3", 'Answer with {"name": ..., "parameters": ...}. Environment: ipython'),
+    ("llama4", "<|python_start|>[NAME()]<|python_end|>"),
+    ("mistral", "[AVAILABLE_TOOLS] [TOOL_CALLS] []"),
+    ("mistral-v11", "[AVAILABLE_TOOLS] [TOOL_CALLS]NAME[ARGS]"),
+    ("phi", "{{ message['content'] + '<|tool|>' + message['tools'] + '<|/tool|>' }}"),
+    ("phi", "functools[...]"),
+    ("granite", "Write <|tool_call|> and a list."),
+    ("deepseek", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\n"),
+    ("deepseek-v3.1", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>NAME<｜tool▁sep｜>"),
+    ("harmony", "<|start|>assistant<|channel|>commentary to=functions.NAME"),
+]
+"""What the template of a family has, in short."""
+AS_TEXT = {"deepseek", "deepseek-v3.1"}
+IN_CONTENT = {"phi", "granite"}
 
 
-@pytest.fixture(scope="module", params=sorted(TEMPLATES))
-def family(request: pytest.FixtureRequest) -> Iterator[tuple[Dialect, Renderer]]:
-    dialect = dialect_for("auto", TEMPLATES[request.param])
-    assert dialect.name == request.param
-    with Renderer(Template(TEMPLATES[request.param])) as renderer:
-        yield dialect, renderer
+@pytest.mark.parametrize(("name", "template"), TEMPLATES)
+def test_a_template_is_recognized(name: str, template: str) -> None:
+    assert dialect_for("auto", template).name == name
 
 
-def single(dialect: Dialect, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """With one call a message where the template takes no more."""
-    if dialect.name != "llama3" or len(messages) < 3:
-        return messages
-    return [*messages[:2], {**messages[2], "tool_calls": [CALL]}, *messages[3:4]]
-
-
-def test_a_conversation_with_tools(family: tuple[Dialect, Renderer]) -> None:
-    dialect, renderer = family
-    prepared = dialect.prepare(Turn(single(dialect, TALK), TOOLS))
-    prompt = renderer.render(prepared.chat)
-    for text in ("Be\nbrief.", "Is it raining?", "It rains.", "get_weather", "now"):
-        assert text in prompt, text
-    assert ("12:00" in prompt) is (dialect.name != "llama3")
-    # What the template writes of the earlier calls is what the parser reads.
-    asked = renderer.render(dialect.prepare(Turn(TALK[:2], TOOLS)).chat)
-    told = dialect.prepare(Turn(single(dialect, TALK)[:3], TOOLS)).chat
-    whole = renderer.render(Chat(told.messages, add_generation_prompt=False, tools=told.tools))
-    assert whole.startswith(asked)
-    written = whole[len(asked) :]
-    parser = prepared.start(prompt, stream=True).parser
-    deltas = [delta for character in written for delta in parser.feed(character)] + parser.end()
-    names = [delta.name for delta in deltas if isinstance(delta, CallStart)]
-    arguments = [
-        json.loads("".join(part.text for part in deltas if isinstance(part, CallArguments) and part.index == index))
-        for index in range(len(names))
-    ]
-    assert [name for name, _ in zip(names, arguments, strict=True)] == ["get_weather", "now"][: len(names)]
-    assert arguments == [ARGUMENTS, {}][: len(names)]
-    assert len(names) == (1 if dialect.name == "llama3" else 2)
-    assert not [delta for delta in deltas if isinstance(delta, Content)]
-
-
-def test_a_forced_call_follows_the_prompt(family: tuple[Dialect, Renderer]) -> None:
-    dialect, renderer = family
-    prepared = dialect.prepare(Turn(TALK[:2], TOOLS, tool_choice={"type": "function", "function": {"name": "now"}}))
-    prompt = renderer.render(prepared.chat)
-    started = prepared.start(prompt, stream=True)
-    assert started.prompt.startswith(prompt)
-    assert "now" in started.prompt[len(prompt) :]
+@pytest.mark.parametrize("name", sorted(dict(TEMPLATES)))
+def test_a_conversation_with_tools(name: str) -> None:
+    """As templates of the family take it: earlier calls with their arguments, and the name of what a result is of."""
+    dialect = dialect_for(name, None)
+    prepared = dialect.prepare(Turn(TALK, TOOLS))
+    system, user, asked, *results = prepared.chat.messages
+    assert (system["role"], system["content"], user["content"]) == ("system", "Be\nbrief.", "Is it raining?")
+    assert [(each["name"], each["content"]) for each in results] == [("get_weather", "It rains."), ("now", "12:00")]
+    assert prepared.chat.tools == TOOLS
+    calls = [("get_weather", ARGUMENTS), ("now", {})]
+    if name in IN_CONTENT:
+        parser = prepared.start("", stream=False).parser
+        deltas = [*parser.feed(asked["content"]), *parser.end()]
+        names = [delta.name for delta in deltas if isinstance(delta, CallStart)]
+        given = [json.loads(delta.text) for delta in deltas if isinstance(delta, CallArguments)]
+        assert list(zip(names, given, strict=True)) == calls
+        assert len(deltas) == 4, "no content"
+    else:
+        functions = [each["function"] for each in asked["tool_calls"]]
+        loaded = json.loads if name in AS_TEXT else dict
+        assert [(each["name"], loaded(each["arguments"])) for each in functions] == calls
+        assert {type(each["arguments"]) for each in functions} == {str if name in AS_TEXT else dict}
+    if name == "phi":
+        assert json.loads(system["tools"]) == [tool["function"] for tool in TOOLS]
+    if name.startswith("mistral"):
+        ids = [each["id"] for each in asked["tool_calls"]]
+        assert all(len(each) == 9 and each.isalnum() for each in ids), "templates refuse others"
+        assert [each["tool_call_id"] for each in results] == ids
+    if name == "harmony":
+        assert "content" not in asked, "a template takes either content or thinking"
 
 
 def test_reasoning_is_fed_back_where_the_template_takes_it() -> None:
     talk = [*TALK[:2], {**TALK[2], "reasoning_content": "Look it up."}, *TALK[3:]]
-    prepared = dialect_for("auto", HARMONY).prepare(Turn(talk, TOOLS))
-    with Renderer(Template(HARMONY)) as renderer:
-        assert "<|channel|>analysis<|message|>Look it up.<|end|>" in renderer.render(prepared.chat)
+    assert dialect_for("harmony", None).prepare(Turn(talk, TOOLS)).chat.messages[2]["thinking"] == "Look it up."
 
 
 def test_variables_reach_the_template() -> None:
-    source = "{{ 'on' if enable_thinking else 'off' }}"
-    prepared = dialect_for("auto", source).prepare(Turn(TALK[:2], variables={"enable_thinking": True}))
-    with Renderer(Template(source)) as renderer:
-        assert renderer.render(prepared.chat) == "on"
+    prepared = dialect_for("plain", None).prepare(Turn(TALK[:2], variables={"enable_thinking": True}))
+    assert prepared.chat.variables == {"enable_thinking": True}
+
+
+def test_tools_are_in_a_system_message_of_phi() -> None:
+    """Which is added where there is none, and told to templates that take tools as others do."""
+    chat = dialect_for("phi", None).prepare(Turn(TALK[1:2], TOOLS)).chat
+    assert [each["role"] for each in chat.messages] == ["system", "user"]
+    assert chat.tools == TOOLS
 
 
 @pytest.mark.parametrize(
@@ -291,15 +135,6 @@ def test_messages_that_no_template_takes(message: dict[str, Any], words: str) ->
     with pytest.raises(DialectError, match=words) as caught:
         dialect_for("hermes", None).prepare(Turn([message]))
     assert caught.value.param.startswith("messages[0]")
-
-
-def test_another_template_of_phi() -> None:
-    """One that takes the tools as others do."""
-    source = "{% for tool in tools %}{{ tool.function.name }},{% endfor %}functools{{ messages[-1].content }}"
-    prepared = dialect_for("auto", source).prepare(Turn(TALK[1:2], TOOLS))
-    assert prepared.dialect.name == "phi"
-    with Renderer(Template(source)) as renderer:
-        assert renderer.render(prepared.chat) == "get_weather,now,functoolsIs it raining?"
 
 
 def test_templates_that_are_none_of_a_known_family() -> None:

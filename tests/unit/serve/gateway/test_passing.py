@@ -104,6 +104,7 @@ def test_the_reason_may_come_with_the_text_and_before_the_counts() -> None:
     ("body", "why"),
     [
         (b"", "expected a JSON object"),
+        (b"[]", "expected a JSON object"),
         (b"{}", "without any choice"),
         (b'{"choices": []}', "without any choice"),
         (b'{"choices": [{"message": {"content": "a"}, "finish_reason": null}]}', "without a finish_reason"),

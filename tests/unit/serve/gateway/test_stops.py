@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from types import FrameType
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,29 +57,3 @@ def test_no_more_is_held_back_than_can_begin_a_word(words: list[str], parts: lis
         held = whole[len(sent) :]
         longest = max((size for word in words for size in range(len(word)) if whole.endswith(word[:size])), default=0)
         assert len(held) == longest
-
-
-def steps(tokens: int) -> int:
-    """Lines of Python that stop words take for an answer that one of them starts with, and the others never fit."""
-    answer = "".join("abcdefghij"[number * number % 97 % 10] for number in range(tokens * 4))
-    stops = StopWords([answer + "X", *[letter * (len(answer) + 1) for letter in "ABCDEFGHIJKLMNO"], "a" * len(answer)])
-    lines = 0
-
-    def count(_frame: FrameType, event: str, _argument: object) -> Any:
-        nonlocal lines
-        lines += event == "line"
-        return count
-
-    before = sys.gettrace()
-    sys.settrace(count)
-    try:
-        for at in range(0, len(answer), 4):
-            assert stops.feed(answer[at : at + 4]) == ""
-    finally:
-        sys.settrace(before)
-    assert stops.end() == answer
-    return lines
-
-
-def test_the_cost_grows_with_the_length_of_the_answer_and_not_with_its_square() -> None:
-    assert steps(512) < 2.2 * steps(256)

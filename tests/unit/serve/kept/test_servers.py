@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.orchestrate.store import claims
-from trtllm_pipeline.serve.kept import servers
+from trtllm_pipeline.serve.kept import servers, shown
 from trtllm_pipeline.serve.kept.servers import Keeper, KeptRecord, State, boot_id, find, folder_of, look, standing
 
 KEEPER = Keeper(4711, 99, "this boot")
@@ -108,24 +108,22 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
         b'{"schema": 2}',
         b"\xff\xfe",
         b"[" * 10_000,
-        json.dumps(
-            {"schema": 1, "state": "odd", "toolchain": "x", "model": "m", "since_s": 0, "started_s": 0}
-        ).encode(),
-        json.dumps(
-            {"schema": 1, "state": "ready", "toolchain": "x", "model": "m", "since_s": [], "started_s": 0}
-        ).encode(),
-        json.dumps(
-            {"schema": 1, "state": "ready", "toolchain": "x", "model": "m", "since_s": 0, "started_s": 0, "keeper": 1}
-        ).encode(),
+        *(
+            json.dumps(
+                {"schema": 1, "state": "ready", "toolchain": "x", "model": "m", "since_s": 0, "started_s": 0, **odd}
+            )
+            for odd in ({"state": "odd"}, {"since_s": []}, {"since_s": 1e300}, {"keeper": 1})
+        ),
     ],
 )
-def test_damage_is_told_and_ends_nothing(tmp_path: Path, damage: bytes) -> None:
+def test_damage_is_told_and_ends_nothing(tmp_path: Path, damage: bytes | str) -> None:
     folder = kept(tmp_path, "one", record())
-    (folder / "server.json").write_bytes(damage)
+    (folder / "server.json").write_bytes(damage.encode() if isinstance(damage, str) else damage)
     (found,) = find(tmp_path)
     assert found.state is State.FAILED
     assert found.reason.startswith("server.json is damaged")
     assert (found.record, found.cell, found.endpoint()) == (None, None, None)
+    assert shown.to_text([found])
     lock = claims.take(folder / "lock", remove=False)
     servers.identify(lock.fd, Keeper.here())
     assert (look(folder).state, look(folder).keeper) == (State.READY, Keeper.here())

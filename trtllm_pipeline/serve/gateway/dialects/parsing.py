@@ -146,8 +146,8 @@ class AnswerParser:
 class Reader:
     """The text of a response, and the deltas made from it.
 
-    The text between `_mark` and `_position` was read but is still undecided: `settle` drops it as syntax, `give_back`
-    makes it content.
+    The text between `_mark` and `_position` was read but is still undecided: `settle` drops it as syntax, and
+    a failed `attempt` makes it content.
     """
 
     def __init__(self, expected: Expected) -> None:
@@ -172,16 +172,12 @@ class Reader:
         """The text just read is syntax."""
         self._mark = self._position
 
-    def give_back(self) -> None:
-        """The text just read is content."""
-        self._send(self._position, Content)
-
     def attempt(self, steps: Steps[None]) -> Steps[bool]:
-        """Follow `steps`. If the text is not a call, it is given back."""
+        """Follow `steps`. If the text is not a call, it is content."""
         try:
             yield from steps
         except BrokenError:
-            self.give_back()
+            self._send(self._position, Content)
             return False
         self.settle()
         return True
