@@ -168,7 +168,7 @@ def _load(
         stage_options.read_class(params.PerfParams, typed, {"slo": per_request or None}),
         Target.at(url, protocol, model, endpoint=endpoint_type, streaming=streaming, metrics=metrics_url),
         ExpectedServer(
-            {name: _decoded(value) for name, value in options.pairs("--declare", declare).items()},
+            {name: _decoded(value) for name, value in options.pairs("--declare NAME=VALUE", declare).items()},
             engine
             if engine is not None and engine.suffix == ".gguf" and engine.is_file()
             else options.folder("--engine", engine),
