@@ -271,14 +271,16 @@ def test_packages_that_the_project_needs_and_that_are_missing_are_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert checks(survey())["host.packages"].status is CheckStatus.OK
-    real = probe.distribution_of
+    real = doctor_findings.distribution_of
     monkeypatch.setattr(
-        probe, "distribution_of", lambda name, *more: None if name in {"rich", "blake3"} else real(name, *more)
+        doctor_findings,
+        "distribution_of",
+        lambda name, *more: None if name in {"rich", "blake3"} else real(name, *more),
     )
     found = checks(survey())["host.packages"]
     assert said(found) == (CheckStatus.MISSING, ["blake3", "rich"])
     assert found.hint == "python3 -m pip install blake3 rich"
-    monkeypatch.setattr(probe, "distribution_of", lambda *_: None)
+    monkeypatch.setattr(doctor_findings, "distribution_of", lambda *_: None)
     assert said(checks(survey())["host.packages"]) == (CheckStatus.WARNING, None)
 
 

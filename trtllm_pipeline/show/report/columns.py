@@ -85,13 +85,20 @@ def columns(rows: Sequence[CellResult], level: str = HIGHEST) -> tuple[Column, .
         of_level("tok/s 95%", lambda _, each: _certainty(each), 5, "intervals", "certainty"),
         of_level("$/M tok", lambda row, each: _number(row.cost(each)), 2, "cost", "cost"),
         measured("req/s", lambda each: each.requests_per_s, 4, "requests_per_s", "req"),
-        of_last("goodput", lambda each: _share(each.goodput and each.goodput.share), 2, "goodput"),
-        of_last("goodput tok/s", lambda each: _number(each.goodput and each.goodput.output_tokens_per_s), 4, "goodput"),
+        of_last("goodput", lambda each: _share(each.goodput.share if each.goodput else None), 2, "goodput"),
+        of_last(
+            "goodput tok/s",
+            lambda each: _number(each.goodput.output_tokens_per_s if each.goodput else None),
+            4,
+            "goodput",
+        ),
         of_last("accept", lambda each: _share(each.acceptance), 3, "acceptance"),
-        Column("SLO req/s", lambda row: _number(row.highest_rate and row.highest_rate.rate), 2, "highest_rate"),
+        Column(
+            "SLO req/s", lambda row: _number(row.highest_rate.rate) if row.highest_rate else None, 2, "highest_rate"
+        ),
         Column(
             "SLO in flight",
-            lambda row: _number(row.highest_concurrency and row.highest_concurrency.concurrency),
+            lambda row: _number(row.highest_concurrency.concurrency) if row.highest_concurrency else None,
             2,
             "highest_concurrency",
         ),
@@ -99,7 +106,9 @@ def columns(rows: Sequence[CellResult], level: str = HIGHEST) -> tuple[Column, .
         measured("tok/J", lambda each: each.tokens_per_joule, 3, "tokens_per_joule", "joule"),
         measured("GPU W", lambda each: each.gpu_use.power_w if each.gpu_use else None, 7, None, "gpu.power_w"),
         *(column for place, name in enumerate(scores) for column in _score(name, scores, first=place == 0)),
-        Column("agree", lambda row: _share(row.accuracy_drift and row.accuracy_drift.agreement), 5, "agreement"),
+        Column(
+            "agree", lambda row: _share(row.accuracy_drift.agreement if row.accuracy_drift else None), 5, "agreement"
+        ),
         Column(
             f"engine {unit}",
             lambda row: None if row.engine_size_bytes is None else f"{row.engine_size_bytes / scale:.1f}",

@@ -17,7 +17,6 @@ _OTHERS: Final = {
     "serve": "managed servers",
 }
 """Directory of a workspace -> description of its contents."""
-_DOWNLOAD: Final = "download"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,4 +70,4 @@ def _parts(artifact: Artifact) -> dict[str, str]:
     stage, _, rest = artifact.label.partition("/")
     model, _, precision = rest.partition("/")[2].rpartition("/")
     # The label of an artifact shared by several precisions has the precision of the first cell.
-    return {"stage": stage, "model": model, "precision": "as downloaded" if stage == _DOWNLOAD else precision}
+    return {"stage": stage, "model": model, "precision": "as downloaded" if stage == "download" else precision}

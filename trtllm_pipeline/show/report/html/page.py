@@ -100,7 +100,7 @@ def to_html(report: Report, *, plots: bool = True) -> str:
         shared=parts,
         short=lambda cell: without(cell, parts),
         head=[*_facts(record, report.forecast), *(("load", text) for text in writers.loads_of(rows)[:_LOADS])],
-        title=_title(rows) or matrix or "Pipeline report",
+        title=_some([str(row.axes.get("model")) for row in rows]) or matrix or "Pipeline report",
         facts=_opening(rows, matrix),
         levels=_levels(rows),
         level=report.level,
@@ -157,6 +157,7 @@ def _data(report: Report, record: Record, parts: Sequence[str]) -> dict[str, Any
     for place, stage in enumerate(record.stages):
         for cell in stage.cells:
             of_cell.setdefault(cell, []).append(place)
+    stages = {cell: [record.stages[place] for place in places] for cell, places in of_cell.items()}
     full = workloads(rows)
     workload_of_row = shortened(full)
     fronts = {
@@ -174,10 +175,8 @@ def _data(report: Report, record: Record, parts: Sequence[str]) -> dict[str, Any
                 **{name: getattr(row, name) for name in _CELL},
                 "name": without(row.id, parts),
                 "status": row.status.value.replace("_", " "),
-                "gpus": max((record.stages[place].resources["gpus"] for place in of_cell[row.id]), default=0),
-                "levels": _levels_of(
-                    row, [record.stages[place] for place in of_cell[row.id]], fronts, series=len(rows) <= _SERIES
-                ),
+                "gpus": max((stage.resources["gpus"] for stage in stages[row.id]), default=0),
+                "levels": _levels_of(row, stages[row.id], fronts, series=len(rows) <= _SERIES),
                 "highest_rate": None if row.highest_rate is None else str(row.highest_rate),
                 **({} if row.highest_concurrency is None else {"highest_concurrency": str(row.highest_concurrency)}),
                 "asked": fingerprint(json.dumps(row.conditions.questions, sort_keys=True))[:12],
@@ -188,7 +187,7 @@ def _data(report: Report, record: Record, parts: Sequence[str]) -> dict[str, Any
                 "workload": words(workload),
                 "under": places[json.dumps(_under(row))],
                 "launch": _launch(row, record, report.workspace),
-                **_server([record.stages[place] for place in of_cell[row.id]]),
+                **_server(stages[row.id]),
             }
             for row, workload in zip(rows, workload_of_row, strict=True)
         ],
@@ -331,10 +330,6 @@ _STAGE: Final = (
 )
 
 # Content of the page itself
-
-
-def _title(rows: Sequence[CellResult]) -> str:
-    return _some([str(row.axes.get("model")) for row in rows])
 
 
 def _some(names: Sequence[str]) -> str:
