@@ -81,6 +81,10 @@ def _matrix(default: str) -> Any:
     return option("-m --matrix", "FILE", text, complete=completion.matrices)
 
 
+def toolchain(text: str, **more: Any) -> Any:
+    return option("--toolchain", "NAME", text, complete=completion.toolchains, **more)
+
+
 Workspace = Annotated[
     str,
     option(
@@ -107,11 +111,8 @@ Sets = Annotated[
 ]
 Toolchain = Annotated[
     str | None,
-    option(
-        "--toolchain",
-        "NAME",
+    toolchain(
         "Toolchain for cells whose matrix names none (default: the first available on this machine).",
-        complete=completion.toolchains,
         envvar="PIPELINE_TOOLCHAIN",
     ),
 ]
