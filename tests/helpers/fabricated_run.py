@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from tests.helpers.fabricated_conditions import CONDITIONS
 from trtllm_pipeline.base.domain import CellId, Fingerprint, Json, Scope, StageRunId
@@ -11,7 +12,10 @@ from trtllm_pipeline.measure.load.result import LevelResult, RepeatResult
 from trtllm_pipeline.measure.score.drift import Drift, ScoreDrift
 from trtllm_pipeline.orchestrate.results.report_file import CellResult, CellStatus
 from trtllm_pipeline.orchestrate.store.index import RunRow
+from trtllm_pipeline.show.report.comparison import Comparison
+from trtllm_pipeline.show.report.html import page
 from trtllm_pipeline.show.report.record import Ending, Record, StageAttempt, StageRecord
+from trtllm_pipeline.show.report.report_formats import Report
 
 HOSTILE = "<script>window.hacked=1</script><img src=x onerror=window.hacked=2>"
 PRECISIONS = ("fp16", "fp8", "int8_sq", "int4_awq")
@@ -218,3 +222,17 @@ def _failed(record: StageRecord, one: CellResult) -> StageRecord:
     return dataclasses.replace(
         record, ending=Ending.FAILED, attempts=attempts, failure=one.failure, message=one.reason, hint=one.hint
     )
+
+
+def to_html(
+    rows: Sequence[CellResult],
+    record: Record,
+    matrix: str = "",
+    *,
+    plots: bool = True,
+    comparison: Comparison | None = None,
+    **more: Any,
+) -> str:
+    """The HTML page of these results."""
+    report = Report(rows=rows, matrix=matrix, record=lambda: record, previous=lambda: comparison, **more)
+    return page.to_html(report, plots=plots)

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,16 @@ import pytest
 
 from tests.helpers import needed
 from tests.helpers.browser import Browser
-from tests.helpers.fabricated_run import HOSTILE, START_S, run
+from tests.helpers.fabricated_run import HOSTILE, START_S, run, to_html
 from trtllm_pipeline.base.domain import CellId
 from trtllm_pipeline.base.wording import shared_parts
 from trtllm_pipeline.measure.load.result import Goodput, GpuUse, HighestRate, RepeatResult, Schedule, TritonUse
-from trtllm_pipeline.orchestrate.results.report_file import CellStatus, references
+from trtllm_pipeline.orchestrate.results.report_file import CellResult, CellStatus, references
 from trtllm_pipeline.show.phrases import without
 from trtllm_pipeline.show.report.comparable_loads import Workload
-from trtllm_pipeline.show.report.html.page import to_html
 from trtllm_pipeline.show.report.measured import Measured, Side
 from trtllm_pipeline.show.report.recommendation import Candidate, recommend
-from trtllm_pipeline.show.report.record import StageAttempt
+from trtllm_pipeline.show.report.record import Record, StageAttempt
 
 pytest.importorskip("vl_convert", reason="the plots come from vl-convert-python")
 
@@ -68,6 +67,23 @@ def load(browser: Browser, page: Path, *, width: int = 1280, dark: bool = False,
     browser.emulate(width=width, dark=dark)
     browser.call("Page.navigate", url="about:blank")  # else a change of the fragment alone would not load it again
     browser.open(f"{page.as_uri()}{at}", READY)
+
+
+def show(browser: Browser, folder: Path, rows: Sequence[CellResult], record: Record, **options: Any) -> None:
+    """Write the page of these rows and load it."""
+    shown = {name: options.pop(name) for name in ("width", "dark") if name in options}
+    page = folder / "page.html"
+    page.write_text(to_html(rows, record, **options), encoding="utf-8")
+    load(browser, page, **shown)
+
+
+def text(browser: Browser, id_: str) -> str:
+    return str(browser.evaluate(f"document.getElementById({id_!r}).textContent"))
+
+
+def open_details(browser: Browser, link: str = "#cells-table tbody a") -> None:
+    browser.evaluate(f"document.querySelector({link!r}).click()")
+    browser.wait("document.getElementById('details').open")
 
 
 def set_value(browser: Browser, id_: str, value: str) -> None:
@@ -140,9 +156,7 @@ def test_tables_fit_a_window_of_1440_and_goals_have_cards(clean: Browser, tmp_pa
         )
         for row in rows
     )
-    page = tmp_path / "40.html"
-    page.write_text(to_html(rows, record), encoding="utf-8")
-    load(clean, page, width=1440)
+    show(clean, tmp_path, rows, record, width=1440)
     assert "exact change" in texts(clean, "#cells-table thead")[0]
     assert (
         clean.evaluate(
@@ -165,9 +179,7 @@ def test_tables_fit_a_window_of_1440_and_goals_have_cards(clean: Browser, tmp_pa
 
 def test_the_best_of_any_accuracy_has_a_card_only_where_it_is_another(clean: Browser, tmp_path: Path) -> None:
     (row, _), record = run(2)
-    page = tmp_path / "one.html"
-    page.write_text(to_html((row,), record), encoding="utf-8")
-    load(clean, page)
+    show(clean, tmp_path, (row,), record)
     assert texts(clean, "#cards h3") == [
         "Highest throughput per GPU, accuracy preserved",
         "Lowest TTFT",
@@ -191,16 +203,14 @@ def test_columns_that_do_not_fit_a_window_are_named_instead(clean: Browser, tmp_
         dataclasses.replace(each, accuracy_intervals=dict.fromkeys(each.accuracy, (0.11, 0.99)))
         for each in (whole, *others)
     ]
-    page = tmp_path / "whole.html"
-    page.write_text(to_html(intervals, record), encoding="utf-8")
     cut = "(e => e.scrollWidth > e.clientWidth + 1)(document.querySelector('#cells .scroll'))"
-    load(clean, page, width=1440)
+    show(clean, tmp_path, intervals, record, width=1440)
     assert clean.evaluate(cut) is False
     heads, (caption,) = texts(clean, "#cells-table thead th"), texts(clean, "#cells-caption")
     assert "input tok/s @16" in caption.partition("Hidden for lack of space:")[2]
     assert not [head for head in heads if head.startswith("input tok/s")]
     assert [head for head in heads if head.startswith("SLO req/s")]
-    load(clean, page, width=2400)
+    load(clean, tmp_path / "page.html", width=2400)
     assert clean.evaluate(cut) is False
     assert len(texts(clean, "#cells-table thead th")) >= len(heads)
 
@@ -217,9 +227,7 @@ def test_servers_that_hand_over_hold_no_more_than_the_machine_has(
         for n, each in enumerate(servers)
     )
     record = dataclasses.replace(record, stages=overlapping, request={**record.request, "executor": executor})
-    page = tmp_path / "servers.html"
-    page.write_text(to_html(rows, record), encoding="utf-8")
-    load(clean, page)
+    show(clean, tmp_path, rows, record)
     said = clean.evaluate("document.querySelector('#cpus .plot').getAttribute('aria-label')")
     assert said == f"CPU slots held by stage runs over time, at most {most}."
 
@@ -241,13 +249,10 @@ def test_what_triton_says_stands_beside_ours(clean: Browser, tmp_path: Path, wid
         )
         for level in first.levels
     )
-    page = tmp_path / "triton.html"
-    page.write_text(to_html((dataclasses.replace(first, levels=levels), other), record), encoding="utf-8")
-    load(clean, page, width=width, dark=dark)
+    show(clean, tmp_path, (dataclasses.replace(first, levels=levels), other), record, width=width, dark=dark)
     clean.evaluate("document.querySelector('#definitions details').open = true")
     assert any(text.startswith("triton_use") for text in texts(clean, "#definitions dt"))
-    clean.evaluate("document.querySelector('#cells-table tbody a').click()")
-    clean.wait("document.getElementById('details').open")
+    open_details(clean)
     box = "document.querySelector('#details [aria-label=\"Triton\\'s own metrics\"]')"
     heads = clean.evaluate(f"[...{box}.querySelectorAll('thead th')].map(e => e.textContent)")
     assert heads[:4] == ["load", "model", "requests", "whole"]
@@ -281,7 +286,7 @@ def test_hostile_text_stays_text(clean: Browser, pages: dict[int, Path]) -> None
         "[...document.querySelectorAll('#cells-table tbody a')].find(a => a.textContent.includes('a\\'b')).click()"
     )
     clean.wait("document.getElementById('details').open")
-    assert HOSTILE in clean.evaluate("document.getElementById('details').textContent")
+    assert HOSTILE in text(clean, "details")
     clean.evaluate("document.querySelectorAll('#details details').forEach(one => { one.open = true; })")
     assert clean.evaluate("document.querySelectorAll('img, script[src], [onerror], [onclick]').length") == 0
     assert clean.evaluate("window.hacked") is None
@@ -306,9 +311,9 @@ def test_limits_decide_what_to_take(clean: Browser, pages: dict[int, Path]) -> N
     first = texts(clean, "#cards .card")[0]
     assert f"{wanted[0][1]} at concurrency {wanted[0][2]}" in first
     assert clean.evaluate("document.querySelectorAll('#pareto-plot .mark-text text').length") > 0
-    assert "SLO 40" in clean.evaluate("document.getElementById('pareto-plot').textContent")
+    assert "SLO 40" in text(clean, "pareto-plot")
     set_value(clean, "ttft", "0.001")
-    assert "None of" in clean.evaluate("document.getElementById('take-why').textContent")
+    assert "None of" in text(clean, "take-why")
     assert not texts(clean, "#cards .card")
 
 
@@ -327,17 +332,13 @@ def test_limits_of_an_open_loop_count_the_wait_to_be_sent(clean: Browser, tmp_pa
         )
         for row in rows
     ]
-    page = tmp_path / "late.html"
-    page.write_text(to_html(rows, record), encoding="utf-8")
-    load(clean, page)
+    show(clean, tmp_path, rows, record)
     set_value(clean, "ttft", "2500")
     set_value(clean, "statistic", "p50")
     assert texts(clean, "#cards .card")
     set_value(clean, "ttft", "1900")
     assert not texts(clean, "#cards .card")
-    assert "misses TTFT 2000 ms > 1900 ms from the schedule" in clean.evaluate(
-        "document.getElementById('take-why').textContent"
-    )
+    assert "misses TTFT 2000 ms > 1900 ms from the schedule" in text(clean, "take-why")
 
 
 def test_what_failed_is_seen_and_never_taken(clean: Browser, tmp_path: Path) -> None:
@@ -349,9 +350,7 @@ def test_what_failed_is_seen_and_never_taken(clean: Browser, tmp_path: Path) -> 
     why = {"failed_stage": "accuracy", "reason": "exact is 0.100, expected at least 0.9"}
     score = {"exact": 0.99}  # nor does it set the mark for the others
     bad = dataclasses.replace(fastest, status=CellStatus.FAILED, accuracy=score, accuracy_drift=None, **why)
-    page = tmp_path / "failed.html"
-    page.write_text(to_html([bad if row is fastest else row for row in rows], record), encoding="utf-8")
-    load(clean, page)
+    show(clean, tmp_path, [bad if row is fastest else row for row in rows], record)
     assert texts(clean, "#cards .card")
     name = without(bad.id, shared_parts([row.id for row in rows]))
     for places in ("#cards .card a", "#front tbody a"):
@@ -359,16 +358,15 @@ def test_what_failed_is_seen_and_never_taken(clean: Browser, tmp_path: Path) -> 
         names = texts(clean, places)
         assert names
         assert name not in names
-    assert "from failed or unfinished cells" in clean.evaluate("document.getElementById('take-why').textContent")
+    assert "from failed or unfinished cells" in text(clean, "take-why")
     best = clean.evaluate(
         f"[...document.querySelectorAll('#cells-table tbody tr')].find(r => r.cells[0].textContent.trim().startsWith({name!r})).cells[1].textContent"
     )
     assert best == "", "it has no level that holds"
     set_value(clean, "words", " ".join(name.split("/")))
-    assert "completed all its stages" in clean.evaluate("document.getElementById('take-why').textContent")
-    clean.evaluate("document.querySelector('#cells-table tbody tr:not([hidden]) a').click()")
-    clean.wait("document.getElementById('details').open")
-    assert "expected at least 0.9" in clean.evaluate("document.getElementById('details').textContent")
+    assert "completed all its stages" in text(clean, "take-why")
+    open_details(clean, "#cells-table tbody tr:not([hidden]) a")
+    assert "expected at least 0.9" in text(clean, "details")
 
 
 def test_filter_narrows_everything(clean: Browser, pages: dict[int, Path]) -> None:
@@ -447,21 +445,15 @@ def test_what_was_not_measured_is_left_out(clean: Browser, tmp_path: Path) -> No
     rows, record = run(3)
     levels = [dataclasses.replace(rows[1].levels[0], latencies={"ttft_ms": {"p50": 3.0, "n": 2}})]
     bare = dataclasses.replace(rows[1], levels=tuple(levels), accuracy={}, accuracy_intervals={}, accuracy_drift=None)
-    page = tmp_path / "bare.html"
-    page.write_text(to_html([bare], record, limits={"ttft_ms": 5.0, "statistic": "p50"}), encoding="utf-8")
-    load(clean, page)
+    show(clean, tmp_path, [bare], record, limits={"ttft_ms": 5.0, "statistic": "p50"})
     assert clean.evaluate("document.getElementById('ttft').value") == "5"
     assert texts(clean, "#cards .card")
     set_value(clean, "ttft", "6")
     set_value(clean, "statistic", "p99")
-    assert "No p99 is shown of fewer than 100 requests" in clean.evaluate(
-        "document.getElementById('take-why').textContent"
-    )
+    assert "No p99 is shown of fewer than 100 requests" in text(clean, "take-why")
     set_value(clean, "statistic", "p50")
     set_value(clean, "ttft", "1")
-    assert "at concurrency 1 misses TTFT 3.00 ms > 1.00 ms." in clean.evaluate(
-        "document.getElementById('take-why').textContent"
-    )
+    assert "at concurrency 1 misses TTFT 3.00 ms > 1.00 ms." in text(clean, "take-why")
     before = clean.evaluate("document.getElementById('pareto-plot').hidden")
     set_value(clean, "latency", "tpot_ms")
     assert clean.evaluate("document.getElementById('pareto-plot').hidden")
@@ -482,16 +474,13 @@ def test_request_rates_are_levels_like_any_other(clean: Browser, tmp_path: Path)
         )
         for one in rows
     ]
-    page = tmp_path / "rates.html"
-    page.write_text(to_html(rated, record), encoding="utf-8")
-    load(clean, page)
+    show(clean, tmp_path, rated, record)
     assert re.search(r" at \d+ requests/s", texts(clean, "#cards .card")[0])
     assert "Scaling with requests/s" in texts(clean, "#curves h2")
     ticks = texts(clean, "#curve-out .role-axis-label text")
     assert {"2.5", "40"} <= set(ticks)
     assert all(text.endswith("/s") for text in texts(clean, "#cells-table td:nth-child(2)"))
-    clean.evaluate("document.querySelector('#cells-table tbody a').click()")
-    clean.wait("document.getElementById('details').open")
+    open_details(clean)
     assert "0.88" in texts(clean, "#details-body td") or "0.88" in texts(clean, "#details-body table td")
     assert "2.5 requests/s" in texts(clean, "#details-body tbody th")
 
@@ -507,8 +496,7 @@ def test_the_page_and_recommend_take_the_same(clean: Browser, tmp_path: Path) ->
     for each in found:
         best.setdefault(each.workload, each)
     assert len(best) > 3
-    (tmp_path / "page.html").write_text(to_html(rows, record), encoding="utf-8")
-    load(clean, tmp_path / "page.html")
+    show(clean, tmp_path, rows, record)
     taken = texts(clean, "#cards .card > div:nth-child(3)")
     parts = shared_parts([row.id for row in rows])
     wanted = [f"{without(each.cell, parts)} at concurrency {each.level}" for each in best.values()]
@@ -560,8 +548,7 @@ def test_a_link_keeps_filters_level_and_cell(clean: Browser, pages: dict[int, Pa
     key = rows[0].levels[0].key
     for control, value in (("words", "fp8 tp1"), ("ttft", "300"), ("statistic", "p99"), ("level", key)):
         set_value(clean, control, value)
-    clean.evaluate("document.querySelector('#cells-table tbody tr:not([hidden]) a').click()")
-    clean.wait("document.getElementById('details').open")
+    open_details(clean, "#cells-table tbody tr:not([hidden]) a")
     kept = clean.evaluate("location.hash")
     names = texts(clean, "#cells-table tbody th")
     load(clean, pages[40], at=kept)
@@ -582,13 +569,10 @@ def test_a_link_keeps_filters_level_and_cell(clean: Browser, pages: dict[int, Pa
 def test_warnings_are_badges_on_cards_and_rows(clean: Browser, tmp_path: Path) -> None:
     rows, record = run(2)
     late = tuple(dataclasses.replace(row, findings=("warning: the client was late", "info: a note")) for row in rows)
-    page = tmp_path / "late.html"
-    page.write_text(to_html(late, record), encoding="utf-8")
-    load(clean, page, width=390)
+    show(clean, tmp_path, late, record, width=390)
     badges = texts(clean, "#cards .badge"), texts(clean, "#cells-table .badge")
     assert [set(each) for each in badges] == [{"1 warning"}] * 2
-    clean.evaluate("document.querySelector('#cards .badge').click()")
-    clean.wait("document.getElementById('details').open")
+    open_details(clean, "#cards .badge")
     assert "the client was late" in texts(clean, "#details-body")[0]
 
 
@@ -598,9 +582,8 @@ def test_a_card_says_that_its_figures_are_those_of_several_cells(clean: Browser,
     large = dataclasses.replace(
         small, id=CellId(f"{small.id}/large"), axes={**small.axes, "max_batch_size": 999}, engine_size_bytes=10**12
     )
-    for name, cells, words in (("both", [small, large], True), ("one", [small], False)):
-        (tmp_path / f"{name}.html").write_text(to_html(cells, record), encoding="utf-8")
-        load(clean, tmp_path / f"{name}.html")
+    for cells, words in (([small, large], True), ([small], False)):
+        show(clean, tmp_path, cells, record)
         (throughput, *_) = texts(clean, "#cards .card")
         assert ("medians of 2 cells that do the same work" in throughput) is words
 
@@ -622,13 +605,12 @@ def test_a_tie_names_the_cheapest_and_lost_accuracy_is_never_the_highest(clean: 
         )
         for row, rate, size, score in ((accurate, 102.0, 900, 0.5), (other, 98.0, 500, 0.495))
     ]
-    (tmp_path / "tie.html").write_text(to_html(alike, record), encoding="utf-8")
-    load(clean, tmp_path / "tie.html")
+    show(clean, tmp_path, alike, record)
     (throughput, *_) = texts(clean, "#cards .card")
     assert "(tie of 2, the cheapest)" in throughput
     assert "fp8" in throughput
     assert "95%: 90.0 to 110" in throughput, "as in the table"
-    assert clean.evaluate("document.getElementById('verdict').textContent").startswith("Tie of 2, the cheapest: ")
+    assert text(clean, "verdict").startswith("Tie of 2, the cheapest: ")
     assert "per million tokens" in throughput
     lost = [
         alike[0],
@@ -637,10 +619,9 @@ def test_a_tie_names_the_cheapest_and_lost_accuracy_is_never_the_highest(clean: 
     slow = dataclasses.replace(
         lost[0], levels=(dataclasses.replace(level, latencies={"ttft_ms": {"p50": 900.0, "n": 200}}),)
     )
-    (tmp_path / "lost.html").write_text(to_html([slow, lost[1]], record, limits={"ttft_ms": 800.0}), encoding="utf-8")
-    load(clean, tmp_path / "lost.html")
+    show(clean, tmp_path, [slow, lost[1]], record, limits={"ttft_ms": 800.0})
     assert not [text for text in texts(clean, "#cards .card") if text.startswith("Highest accuracy")]
-    assert "None of them preserves the accuracy" in clean.evaluate("document.getElementById('take-why').textContent")
+    assert "None of them preserves the accuracy" in text(clean, "take-why")
 
 
 def test_page_and_recommendation_find_the_same_ties(clean: Browser, tmp_path: Path) -> None:
@@ -667,15 +648,14 @@ def test_page_and_recommendation_find_the_same_ties(clean: Browser, tmp_path: Pa
         ]
         (best, *_) = recommend(Side("r", tuple(map(Measured.of, cells))), (), None, "throughput")
         assert best.tied is tied
-        (tmp_path / "ties.html").write_text(to_html(cells, record), encoding="utf-8")
-        load(clean, tmp_path / "ties.html")
+        show(clean, tmp_path, cells, record)
         assert ("(tie of 2, the cheapest)" in texts(clean, "#cards .card")[0]) is tied
 
 
 def test_opens_at_a_cell(clean: Browser, pages: dict[int, Path]) -> None:
     load(clean, pages[2], at="#cell=model-0%2Ffp8%2Ftp1pp1%2Fbs8%2Fisl512-osl256")
     assert clean.evaluate("document.getElementById('details').open")
-    assert "trtllm_pipeline build" in clean.evaluate("document.getElementById('details').textContent")
+    assert "trtllm_pipeline build" in text(clean, "details")
 
 
 def test_tables_without_the_plotting_library_and_without_scripts(browser: Browser, tmp_path: Path) -> None:
@@ -709,9 +689,7 @@ def test_a_level_has_its_samples_over_time(clean: Browser, tmp_path: Path) -> No
     stages = tuple(
         dataclasses.replace(each, folder=out.parent) if each.stage == "perf" else each for each in record.stages
     )
-    page = tmp_path / "series.html"
-    page.write_text(to_html(rows, dataclasses.replace(record, stages=stages)), encoding="utf-8")
-    load(clean, page)
+    show(clean, tmp_path, rows, dataclasses.replace(record, stages=stages))
     clean.evaluate("document.querySelector('#cells-table tbody a').click()")
     clean.wait("document.querySelectorAll('#series svg').length === 3")
     labels = clean.evaluate("[...document.querySelectorAll('#series .plot[role=img]')].map(e => e.ariaLabel)")

@@ -135,6 +135,15 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
     return typed
 
 
+Pipeline = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def pipeline(capsys: pytest.CaptureFixture[str]) -> Pipeline:
+    """Types a command; its exit code, its output and its messages."""
+    return lambda *words: (main(words), *capsys.readouterr())
+
+
 @pytest.fixture
 def make() -> Callable[[Path, str], None]:
     """Puts a directory or a named pipe in the place of a file, which need not be there."""

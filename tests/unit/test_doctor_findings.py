@@ -102,20 +102,17 @@ def test_a_machine_with_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "status", "words"),
     [
-        ({"processes": 2}, "in use by 2 processes"),
-        ({"free_bytes": 100 * GIB, "processes": None}, "in use, 40.0 GiB taken"),
+        ({"processes": 2}, CheckStatus.WARNING, "in use by 2 processes"),
+        ({"free_bytes": 100 * GIB, "processes": None}, CheckStatus.WARNING, "in use, 40.0 GiB taken"),
+        ({"free_bytes": None, "processes": None}, CheckStatus.OK, ""),
     ],
 )
-def test_a_gpu_that_others_use_is_a_warning(change: dict[str, Any], words: str) -> None:
+def test_a_gpu_that_others_use_is_a_warning(change: dict[str, Any], status: CheckStatus, words: str) -> None:
     check = checks(survey(replace(H200, **change)))["gpu.0"]
-    assert check.status is CheckStatus.WARNING
+    assert check.status is status
     assert words in check.detail
-
-
-def test_a_gpu_of_which_nothing_more_is_known_is_fine() -> None:
-    assert checks(survey(replace(H200, free_bytes=None, processes=None)))["gpu.0"].status is CheckStatus.OK
 
 
 def test_a_mask_is_shown_and_one_that_hides_everything_is_told_apart_from_no_gpu() -> None:
@@ -274,14 +271,16 @@ def test_packages_that_the_project_needs_and_that_are_missing_are_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert checks(survey())["host.packages"].status is CheckStatus.OK
-    real = probe.distribution_of
+    real = doctor_findings.distribution_of
     monkeypatch.setattr(
-        probe, "distribution_of", lambda name, *more: None if name in {"rich", "blake3"} else real(name, *more)
+        doctor_findings,
+        "distribution_of",
+        lambda name, *more: None if name in {"rich", "blake3"} else real(name, *more),
     )
     found = checks(survey())["host.packages"]
     assert said(found) == (CheckStatus.MISSING, ["blake3", "rich"])
     assert found.hint == "python3 -m pip install blake3 rich"
-    monkeypatch.setattr(probe, "distribution_of", lambda *_: None)
+    monkeypatch.setattr(doctor_findings, "distribution_of", lambda *_: None)
     assert said(checks(survey())["host.packages"]) == (CheckStatus.WARNING, None)
 
 
@@ -356,30 +355,42 @@ CHECKS = (
 )
 
 
-def test_the_verdict_comes_first_and_what_nobody_asked_for_is_grey() -> None:
-    found = list(Examination(MACHINE, CHECKS, CPU_ONLY).lines())
-    assert found[0].text == "ready: pipeline run uses the toolchain embedded; see space.shm below"
-    assert [line.text.split("  ")[-1].strip() for line in found if line.gray] == [
-        "TensorRT-LLM is not installed",
-        "no GPU",
-        "no token",
-    ]
-    assert [line.text.strip() for line in found if line.text.strip().startswith("do: ")] == ["do: take more"]
+NEITHER = (CPU_ONLY[0], Verdict("embedded", "no GPU", "no package", "install it"))
 
 
-def test_a_toolchain_that_was_asked_for_says_what_it_lacks() -> None:
-    found = list(Examination(MACHINE, CHECKS, CPU_ONLY, "tensorrt_llm").lines())
-    assert found[0].text == "not ready: the toolchain tensorrt_llm cannot be used on this machine"
-    assert [line.text.split("  ")[-1].strip() for line in found if line.gray] == ["no token"]
-    hints = [line.text.strip() for line in found if line.text.strip().startswith("do: ")]
-    assert hints == ["do: take an image", "do: buy one", "do: take more"]
-
-
-def test_where_nothing_can_be_used_everything_missing_matters() -> None:
-    neither = (CPU_ONLY[0], Verdict("embedded", "no GPU", "no package", "install it"))
-    found = list(Examination(MACHINE, CHECKS, neither).lines())
-    assert found[0].text == "not ready: no toolchain can be used on this machine"
-    assert [line.text.split("  ")[-1].strip() for line in found if line.gray] == ["no token"]
+@pytest.mark.parametrize(
+    ("verdicts", "asked", "verdict", "grey", "hints"),
+    [
+        (
+            CPU_ONLY,
+            None,
+            "ready: pipeline run uses the toolchain embedded; see space.shm below",
+            ["TensorRT-LLM is not installed", "no GPU", "no token"],
+            ["do: take more"],
+        ),
+        (
+            CPU_ONLY,
+            "tensorrt_llm",
+            "not ready: the toolchain tensorrt_llm cannot be used on this machine",
+            ["no token"],
+            ["do: take an image", "do: buy one", "do: take more"],
+        ),
+        (
+            NEITHER,
+            None,
+            "not ready: no toolchain can be used on this machine",
+            ["no token"],
+            ["do: take an image", "do: install it", "do: buy one", "do: take more"],
+        ),
+    ],
+)
+def test_the_verdict_comes_first_and_what_nobody_needs_is_grey(
+    verdicts: tuple[Verdict, ...], asked: str | None, verdict: str, grey: list[str], hints: list[str]
+) -> None:
+    first, *found = Examination(MACHINE, CHECKS, verdicts, asked).lines()
+    assert first.text == verdict
+    assert [line.text.split("  ")[-1].strip() for line in found if line.gray] == grey
+    assert [line.text.strip() for line in found if line.text.strip().startswith("do: ")] == hints
 
 
 def test_every_toolchain_that_can_be_missing_says_what_to_install() -> None:

@@ -8,7 +8,7 @@ import json
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree as Xml
 
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tests.helpers import fabricated
+from tests.unit.conftest import Pipeline
 from trtllm_pipeline.base import terminal
 from trtllm_pipeline.base.domain import StageStatus
 from trtllm_pipeline.base.errors import StageError
@@ -34,7 +35,6 @@ _OURS = re.compile(r"\x1b\[[0-9;]*m")
 DONE, FAILED = fabricated.cell("fp16"), fabricated.cell("int8_wo")
 NEVER = fabricated.cell("fp8", reason=f"precision fp8: {HOSTILE}")
 PLAN = fabricated.plan(DONE, FAILED, NEVER)
-Pipeline = Callable[..., "tuple[int, str, str]"]
 
 
 class Terminal(io.StringIO):
@@ -65,13 +65,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
-def pipeline(store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Pipeline:
-    def run(*argv: str) -> tuple[int, str, str]:
-        code = main([argv[0], "--workspace", str(store.workspace), *argv[1:]])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+def pipeline(pipeline: Pipeline, store: Store, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+    monkeypatch.setenv("PIPELINE_WORKSPACE", str(store.workspace))
+    return pipeline
 
 
 def test_sequences_go_and_what_is_left_shows() -> None:

@@ -60,6 +60,7 @@ from .machine import speeds as speeds
 from .machine import triton_installation as triton_installation
 from .machine.model import Machine as Machine
 from .machine.model import TensorRTLLM as TensorRTLLM
+from .machine.packages import distribution_of as distribution_of
 from .machine.packages import version_of as version_of
 from .processes import guardian as guardian
 from .processes import process as process

@@ -18,7 +18,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base import Json, Machine, TensorRTLLM, assume, gpus, memory, probe, version_of
+from trtllm_pipeline.base import Json, Machine, TensorRTLLM, assume, distribution_of, gpus, memory, probe, version_of
 from trtllm_pipeline.measure import lm_eval
 from trtllm_pipeline.tensorrt import catalog as toolchains
 from trtllm_pipeline.tensorrt import releases
@@ -286,7 +286,7 @@ def _host(machine: Machine) -> Iterator[MachineCheck]:
 
 def _packages() -> MachineCheck:
     """Check the project's own dependencies, from its metadata."""
-    distribution = probe.distribution_of("trtllm-pipeline")
+    distribution = distribution_of("trtllm-pipeline")
     if distribution is None:
         detail, hint = (
             "the project runs from a directory and is not installed",
@@ -295,7 +295,7 @@ def _packages() -> MachineCheck:
         return _check("host.packages", None, detail, hint)
     needed = [text for text in distribution.requires or () if "extra ==" not in text]
     names = [match[0] for match in (re.match(r"[\w.-]+", text) for text in needed) if match]
-    absent = [name for name in names if probe.distribution_of(name) is None]
+    absent = [name for name in names if distribution_of(name) is None]
     if absent:
         hint = f"python3 -m pip install {' '.join(absent)}"
         return _missing("host.packages", f"not installed: {', '.join(absent)}", hint, [*absent])

@@ -1,38 +1,26 @@
-"""Versions of installed packages, from the metadata that pip leaves next to them."""
+"""Installed packages, from the metadata that pip leaves next to them. Nothing of a package is imported."""
 
 from __future__ import annotations
 
-import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
+
+
+def distribution_of(package: str, folders: Iterable[str] = ()) -> Distribution | None:
+    """A package's metadata, in `folders` or else on this Python's import path. None if it is not installed."""
+    from importlib.metadata import Distribution
+
+    return next(iter(Distribution.discover(name=package, path=list(folders) or sys.path)), None)
 
 
 def version_of(package: str, folders: Iterable[str] = ()) -> str | None:
-    """Version in a package's metadata, in `directories` or else on this Python's import path. None without it."""
-    text = ""
-    metadata = next(_metadata_of(package, list(folders) or sys.path), None)
-    for name in ("METADATA", "PKG-INFO") if metadata else ():  # an interrupted installation leaves neither
-        with suppress(OSError):
-            text = text or Path(metadata or "", name).read_text("utf-8", "replace")
+    """Version in the metadata of a package. None without it: an interrupted installation may leave an empty directory."""
+    found = distribution_of(package, folders)
+    text = (found.read_text("METADATA") or found.read_text("PKG-INFO") or "") if found else ""
     version = re.search(r"^Version: *(\S+)", text, re.MULTILINE)
     return version[1] if version else None
-
-
-def _metadata_of(package: str, folders: Iterable[str]) -> Iterator[str]:
-    """Directories with a package's metadata, found as importlib.metadata does, whose import takes longer than this."""
-
-    def normal(name: str) -> str:
-        return re.sub(r"[-_.]+", "_", name).lower()
-
-    wanted = normal(package)
-    for folder in folders:
-        with suppress(OSError):
-            for name in os.listdir(folder or "."):
-                if (
-                    name.endswith((".dist-info", ".egg-info"))
-                    and normal(name.rpartition(".")[0].partition("-")[0]) == wanted
-                ):
-                    yield os.path.join(folder, name)

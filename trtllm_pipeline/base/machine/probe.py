@@ -14,17 +14,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from trtllm_pipeline import PACKAGE, __version__
 from trtllm_pipeline.base.domain import Json
 from trtllm_pipeline.base.errors import ServerError
 from trtllm_pipeline.base.machine import gpus, memory, placement, triton_installation
 from trtllm_pipeline.base.machine.model import Machine, TensorRTLLM, TritonServer, cpu_count, cpu_name
-from trtllm_pipeline.base.machine.packages import version_of
-
-if TYPE_CHECKING:
-    from importlib.metadata import Distribution
+from trtllm_pipeline.base.machine.packages import distribution_of, version_of
 
 EXAMPLES_VARIABLE: Final = "TENSORRT_LLM_EXAMPLES"
 TEMPLATES_VARIABLE: Final = "TENSORRT_LLM_TEMPLATES"
@@ -205,17 +202,6 @@ def commit() -> str | None:
     if done.returncode != 0 or match is None:
         return None
     return match[1] + ("-dirty" if re.search("^[^#]", done.stdout, re.MULTILINE) else "")
-
-
-def distribution_of(package: str, folders: Iterable[str] = ()) -> Distribution | None:
-    """A package's metadata, in `directories` or else on this Python's import path. None if it is not installed."""
-    from importlib.metadata import Distribution, PackageNotFoundError
-
-    path = list(folders)
-    try:
-        return next(iter(Distribution.discover(name=package, path=path))) if path else Distribution.from_name(package)
-    except (PackageNotFoundError, StopIteration):
-        return None
 
 
 def _others(python: str | None) -> list[str]:

@@ -28,8 +28,6 @@ from trtllm_pipeline.base.errors import FailureClass, PipelineError, ServerError
 from trtllm_pipeline.base.processes.secrets import without_secrets
 
 _PACKET_BYTES: Final = 65536
-_encode: Final = json.JSONEncoder().encode
-_decode: Final = json.JSONDecoder().raw_decode
 # Imported rather than run as a script, to use its compiled form. Appended to the path, so that it shadows no other
 # module.
 _GUARDIAN: Final = "import sys; sys.path.append(sys.argv[1]); import guardian; guardian.main(*map(int, sys.argv[2:]))"
@@ -198,8 +196,8 @@ class Guardian:
                 "id": run_id,
                 "argv": [program or argv[0], *argv[1:]],  # the guardian refuses what is not on PATH
                 "env": env,
-                "cwd": _absolute(cwd),
-                "log": _absolute(log),
+                "cwd": str(Path(cwd).absolute()),
+                "log": str(Path(log).absolute()),
                 "measure": measure,
             },
             claim_fds,
@@ -227,7 +225,7 @@ class Guardian:
                 data = b""
             if not data:
                 self._lost("was killed")
-            message, _ = _decode(data.decode())
+            message = json.loads(data)
             kind = message.pop("event")
             if kind == "exited":
                 events.append(Exited(**message))
@@ -254,7 +252,7 @@ class Guardian:
             os.kill(self.pid, signal.SIGCONT)
 
     def _send(self, message: dict[str, object], fds: Sequence[int] = ()) -> None:
-        data = _encode(message).encode()
+        data = json.dumps(message).encode()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `read_events` will report it
             if len(data) <= _PACKET_BYTES:
                 socket.send_fds(self._socket, [data], fds)
@@ -286,10 +284,6 @@ class Guardian:
             f"the process that supervises {self._supervises} (pid {self.pid}) {how}; all processes below it were ended",
             hint=f"{FIND_REASON}, then run again; finished stages are kept",
         )
-
-
-def _absolute(path: str | Path) -> str:
-    return os.fspath(path) if os.path.isabs(path) else str(Path(path).absolute())
 
 
 class Group:

@@ -53,29 +53,27 @@ _PANELS: Final = {
 }
 """Options in the order of the help. All others are in _REQUESTS."""
 _REQUESTS: Final = "The requests"
-_server: Final = partial(options.option, rich_help_panel=options.SERVER_PANEL)
-_expected: Final = partial(options.option, rich_help_panel="Expected server configuration, verified against the server")
 _results: Final = partial(options.option, rich_help_panel="The results")
-MetricsUrl = _server(
+MetricsUrl = options.option(
     "--metrics-url", "HOST:PORT", "Triton's metrics endpoint; adds the queue and compute times that Triton reports."
 )
-Declare = _expected(
+Declare = options.option(
     "--declare",
     "NAME=VALUE",
     "A setting by TensorRT-LLM's name, read back where the server reports it; enable_kv_cache_reuse=false is also "
     "probed, tp=N and weight_bits=N are used for the roofline. Repeatable.",
 )
-Engine = _expected(
+Engine = options.option(
     "--engine",
     "DIR",
     "Served engine, model directory or GGUF file on this machine, for its limits and the roofline of its weights.",
 )
-Repository = _expected(
+Repository = options.option(
     "--repository",
     "DIR",
     "Model repository of the server; each config.pbtxt is compared with the server's configuration.",
 )
-Processes = _server(
+Processes = options.option(
     "--processes", "N", "Load processes (default: as many as a level needs).", min=1, max=params.MOST_PROCESSES
 )
 InputData = options.option(
@@ -117,9 +115,7 @@ def _load(
     model: options.Model,
     protocol: options.Protocol = "grpc",
     endpoint_type: options.EndpointType = "chat",
-    streaming: Annotated[
-        bool, options.switch("--streaming", "Stream the responses.", rich_help_panel=options.SERVER_PANEL)
-    ] = True,
+    streaming: Annotated[bool, options.switch("--streaming", "Stream the responses.")] = True,
     metrics_url: Annotated[str | None, MetricsUrl] = None,
     processes: Annotated[int | None, Processes] = None,
     declare: Annotated[list[str] | None, Declare] = None,
@@ -168,7 +164,7 @@ def _load(
         stage_options.read_class(params.PerfParams, typed, {"slo": per_request or None}),
         Target.at(url, protocol, model, endpoint=endpoint_type, streaming=streaming, metrics=metrics_url),
         ExpectedServer(
-            {name: _decoded(value) for name, value in options.pairs("--declare", declare).items()},
+            {name: _decoded(value) for name, value in options.pairs("--declare NAME=VALUE", declare).items()},
             engine
             if engine is not None and engine.suffix == ".gguf" and engine.is_file()
             else options.folder("--engine", engine),

@@ -16,15 +16,7 @@ from trtllm_pipeline.show.doctor_findings import Examination
 
 def doctor(
     assume: options.Assume = None,
-    toolchain: Annotated[
-        str | None,
-        options.option(
-            "--toolchain",
-            "NAME",
-            "Check for this toolchain instead of the default one.",
-            complete=options.completion.toolchains,
-        ),
-    ] = None,
+    toolchain: Annotated[str | None, options.toolchain("Check for this toolchain instead of the default one.")] = None,
     deep: Annotated[
         bool,
         options.switch(

@@ -31,7 +31,7 @@ def execute(
     examples:
       pipeline stage replay .pipeline/store/build/FINGERPRINT/job.json --output-dir replay
     """
-    given = {name: Path(path) for name, path in options.pairs("--input", inputs).items()}
+    given = {name: Path(path) for name, path in options.pairs("--input NAME=PATH", inputs).items()}
     read = read_job(Path(job))  # create no directory for a file that is not a job
     policy = provenance.policy()
     if policy.required:

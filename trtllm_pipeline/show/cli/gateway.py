@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -86,7 +86,7 @@ def _command(
     """
     base = None if config is None else gateway_config.GatewayConfig.read(Path(config))
     served = {model.name: model for model in base.models} if base else {}
-    served |= {name: _model(name, server) for name, server in _pairs("NAME=SERVER", models).items()}
+    served |= {name: _model(name, server) for name, server in options.pairs("NAME=SERVER", models).items()}
     changes: Mapping[str, tuple[str, list[str] | None, Callable[[str], Any]]] = {
         "model_folder": ("--model-folder", model_folder, partial(_folder, "--model-folder")),
         "server_model": ("--server-model", server_model, str),
@@ -94,14 +94,14 @@ def _command(
         "max_seq_len": ("--max-seq-len", max_seq_len, _whole),
     }
     for field, (flag, given, read) in changes.items():
-        for name, value in _pairs(f"{flag} NAME=VALUE", given).items():
+        for name, value in options.pairs(f"{flag} NAME=VALUE", given).items():
             if name not in served:
                 raise UsageError(
                     f"{flag} {name}: unknown model",
                     hint=f"add NAME=SERVER for it; models: {', '.join(served) or 'none'}",
                 )
             served[name] = replace(served[name], **{field: read(value)})
-    for name, path in _pairs("--adapter NAME:ADAPTER=DIR", adapter).items():
+    for name, path in options.pairs("--adapter NAME:ADAPTER=DIR", adapter).items():
         model, sign, own = name.rpartition(":")
         if not sign or model not in served or not own:
             raise UsageError(
@@ -143,19 +143,6 @@ def _run(config: gateway_config.GatewayConfig, folder: Path | None, form: Litera
 
     with tempfile.TemporaryDirectory(prefix="trtllm-pipeline-") as scratch:
         run(config, folder or Path(scratch), announce)
-
-
-def _pairs(form: str, given: Sequence[str] | None) -> dict[str, str]:
-    """Values of NAME=VALUE texts by name. `form` is the expected syntax. Raises UsageError."""
-    values: dict[str, str] = {}
-    for text in given or ():
-        name, sign, value = text.partition("=")
-        if not (name and sign and value):
-            raise UsageError(f"{text!r}: expected {form}")
-        if name in values:
-            raise UsageError(f"{text!r}: {name} is given twice")
-        values[name] = value
-    return values
 
 
 def _model(name: str, server: str) -> gateway_config.OfferedModel:

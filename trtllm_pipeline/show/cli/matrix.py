@@ -67,13 +67,7 @@ def show(
     matrix: options.Matrix,
     cells: options.Cells = None,
     toolchain: Annotated[
-        str | None,
-        options.option(
-            "--toolchain",
-            "NAME",
-            "Toolchain for cells whose matrix names none (default: undecided).",
-            complete=options.completion.toolchains,
-        ),
+        str | None, options.toolchain("Toolchain for cells whose matrix names none (default: undecided).")
     ] = None,
     sets: options.Sets = None,
     assume: options.Assume = None,

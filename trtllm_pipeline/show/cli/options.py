@@ -81,6 +81,10 @@ def _matrix(default: str) -> Any:
     return option("-m --matrix", "FILE", text, complete=completion.matrices)
 
 
+def toolchain(text: str, **more: Any) -> Any:
+    return option("--toolchain", "NAME", text, complete=completion.toolchains, **more)
+
+
 Workspace = Annotated[
     str,
     option(
@@ -107,11 +111,8 @@ Sets = Annotated[
 ]
 Toolchain = Annotated[
     str | None,
-    option(
-        "--toolchain",
-        "NAME",
+    toolchain(
         "Toolchain for cells whose matrix names none (default: the first available on this machine).",
-        complete=completion.toolchains,
         envvar="PIPELINE_TOOLCHAIN",
     ),
 ]
@@ -437,13 +438,15 @@ def positive(option: str, value: float) -> float:
     return value
 
 
-def pairs(option: str, texts: Sequence[str] | None) -> dict[str, str]:
-    """Names and values of a repeatable option. Raises UsageError."""
-    values = {}
+def pairs(form: str, texts: Sequence[str] | None) -> dict[str, str]:
+    """Values of NAME=VALUE texts by name. `form` is the expected syntax. Raises UsageError."""
+    values: dict[str, str] = {}
     for text in texts or ():
         name, _, value = text.partition("=")
-        if not name or not value:
-            raise UsageError(f"{option} {text}: expected NAME=VALUE")
+        if not (name and value):
+            raise UsageError(f"{text!r}: expected {form}")
+        if name in values:
+            raise UsageError(f"{text!r}: {name} is given twice")
         values[name] = value
     return values
 

@@ -55,25 +55,30 @@ def report(
       pipeline report --format openmetrics | curl -T - -X POST http://127.0.0.1:9091/metrics/job/nightly
     """
     from trtllm_pipeline.show.progress.left import goes_on
+    from trtllm_pipeline.show.report import report_formats
     from trtllm_pipeline.show.report.prices import parse_prices, with_price
-    from trtllm_pipeline.show.report.results import page_limits, read_results, write_results
+    from trtllm_pipeline.show.report.results import check_level, page_limits, read_results
 
     if slo is not None and format != "html":
         raise UsageError("--slo sets the initial limits of the HTML page", hint="add --format html")
     limits = {} if slo is None else page_limits(slo)
     store = options.known_store(workspace)
-    results = read_results(store, run)
-    if not results.finished:
-        how = "is still running" if goes_on(results.runs.newest) else "did not finish"
-        note(f"run {results.runs.newest.name} {how}: these are the results so far")
+    found = read_results(store, run)
+    folder = store.runs_dir / found.run_id
+    if not found.finished:
+        how = "is still running" if goes_on(folder) else "did not finish"
+        note(f"run {found.run_id} {how}: these are the results so far")
     in_run = output is None and format == "html"
     if in_run:
-        output = str(results.runs.newest / "report.html")
+        output = str(folder / "report.html")
     stream = sys.stdout if output in {None, "-"} else StringIO()
+    found = replace(found, stream=stream, limits=limits, verbose=verbose)
+    if level is not None:
+        found = replace(found, level=check_level(found.rows, level))
     if gpu_hour is not None:
         prices = parse_prices(gpu_hour)
-        results = replace(results, rows=tuple(with_price(row, prices) for row in results.rows))
-    write_results(results, store, format, stream, limits=limits, verbose=verbose, level=level)
+        found = replace(found, rows=tuple(with_price(row, prices) for row in found.rows))
+    report_formats.write(found, format)
     if output is not None and isinstance(stream, StringIO):
         write_output(output, stream.getvalue())
     if in_run:

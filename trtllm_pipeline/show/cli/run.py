@@ -92,7 +92,6 @@ def run(
     result = flow.run(request, store, progress_observer, command=tuple(sys.argv), keep_going=not fail_fast, name=called)
     report = Report(
         rows=result.rows,
-        stream=sys.stdout,
         run_id=result.run_id,
         matrix=str(request.matrix),
         workspace=store.workspace,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Final
 
 from trtllm_pipeline.base import Cell, CellId, StageRunId
@@ -38,10 +38,6 @@ def expected_s(plan: Plan, outlook: Forecast, cells: Collection[CellId]) -> floa
     """Expected wall time of `cells` of the plan, in seconds."""
     among: set[StageRunId] = {run for cell in cells for run in plan.by_cell[cell]}
     return order.simulate(plan, outlook.expected_s, order.capacities(plan.machine), among & outlook.to_run)
-
-
-def left_out(plan: Plan, taken: Collection[CellId]) -> Sequence[Cell]:
-    return [cell for cell in plan.feasible if cell.id not in taken]
 
 
 def _rank(cell: Cell) -> int:

@@ -72,7 +72,7 @@ def examine(
     cells, takes_s = (
         budget.chosen(full, outlook) if precisions is None else ({cell.id for cell in full.feasible}, outlook.total_s)
     )
-    left_out = budget.left_out(full, cells)
+    left_out = [cell for cell in full.feasible if cell.id not in cells]
     if outlook.to_run:
         tell(_announced(takes_s, len(cells), len(left_out), guessed=outlook.guessed > 0))
     started = time.monotonic()

@@ -69,6 +69,9 @@ def columns(rows: Sequence[CellResult], level: str = HIGHEST) -> tuple[Column, .
     ) -> Column:
         return of_level(head, lambda _, each: _number(value(each)), rank, metric, path)
 
+    def of_last(head: str, value: Callable[[LevelResult], str | None], rank: int, metric: str) -> Column:
+        return Column(f"{head} {last}", lambda row: value(row.levels[-1]) if row.levels else None, rank, metric)
+
     every = [
         Column("status", _status, 0),
         *([Column("toolchain", lambda row: str(row.axes.get("toolchain", "")), 2)] if mixed else []),
@@ -82,18 +85,14 @@ def columns(rows: Sequence[CellResult], level: str = HIGHEST) -> tuple[Column, .
         of_level("tok/s 95%", lambda _, each: _certainty(each), 5, "intervals", "certainty"),
         of_level("$/M tok", lambda row, each: _number(row.cost(each)), 2, "cost", "cost"),
         measured("req/s", lambda each: each.requests_per_s, 4, "requests_per_s", "req"),
-        Column(f"goodput {last}", lambda row: _goodput(row.levels[-1]) if row.levels else None, 2, "goodput"),
-        Column(
-            f"goodput tok/s {last}",
-            lambda row: (
-                _number(goodput.output_tokens_per_s) if row.levels and (goodput := row.levels[-1].goodput) else None
-            ),
+        of_last("goodput", lambda each: _share(each.goodput.share if each.goodput else None), 2, "goodput"),
+        of_last(
+            "goodput tok/s",
+            lambda each: _number(each.goodput.output_tokens_per_s if each.goodput else None),
             4,
             "goodput",
         ),
-        Column(
-            f"accept {last}", lambda row: _share(row.levels[-1].acceptance) if row.levels else None, 3, "acceptance"
-        ),
+        of_last("accept", lambda each: _share(each.acceptance), 3, "acceptance"),
         Column(
             "SLO req/s", lambda row: _number(row.highest_rate.rate) if row.highest_rate else None, 2, "highest_rate"
         ),
@@ -156,10 +155,6 @@ def _certainty(level: LevelResult) -> str | None:
     if ends is not None:
         return " to ".join(str(_number(end)) for end in ends)
     return None if level.requests is None or level.output_tokens_per_s is None else f"of {level.requests} requests"
-
-
-def _goodput(level: LevelResult) -> str | None:
-    return None if level.goodput is None else _share(level.goodput.share)
 
 
 def _score(name: str, scores: Sequence[str], *, first: bool) -> tuple[Column, ...]:

@@ -100,7 +100,7 @@ def _lines(measured: LoadResult) -> Iterator[str | _Table]:
 def _level(level: LevelResult) -> Iterator[str | _Table]:
     details = _details(level)
     yield f"\n{result.load_words(level.key)}"
-    yield [_statistics(name, summary) for name, summary in _summaries(level)]
+    yield [{"": name, **{each: values.get(each) for each in _STATISTICS}} for name, values in _summaries(level)]
     yield "; ".join(f"{name} {text_tables.cell(value)}" for name, value in _values(level))
     for objective in details.objectives:
         yield f"objective missed: {objective.missed}" if objective.missed else f"objective met: {objective.metric}"
@@ -213,10 +213,6 @@ def _by_tool(tool: str, metrics: _Summary) -> dict[str, object]:
         },
         **{name: metrics.get(name) for name in ("output_tokens_per_s", "requests_per_s")},
     }
-
-
-def _statistics(name: str, values: _Summary) -> dict[str, object]:
-    return {"": name, **{each: values.get(each) for each in _STATISTICS}}
 
 
 def _words(values: _Summary) -> str:

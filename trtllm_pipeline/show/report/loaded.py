@@ -55,6 +55,6 @@ def load_report(path: str | Path) -> LoadedReport:
             results = read_results(store)
         finally:
             store.close()
-        return LoadedReport(results.runs.newest.name, results.matrix, results.rows)
+        return LoadedReport(results.run_id, results.matrix, tuple(results.rows))
     rows, about = report_file.read_report(place / report_file.NAME if place.is_dir() else place)
     return LoadedReport(str(about.get("id") or ""), str(about.get("matrix") or ""), rows)

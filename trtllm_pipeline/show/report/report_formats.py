@@ -6,6 +6,7 @@ imported only when its format is used.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -30,7 +31,7 @@ class Report:
     """The input of a format's writer: the results, and where they go."""
 
     rows: Sequence[CellResult]
-    stream: TextIO
+    stream: TextIO = field(default_factory=lambda: sys.stdout)
     run_id: str = ""
     matrix: str = ""
     finished: bool = True

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.base import CellId, PipelineError, UsageError
-from trtllm_pipeline.orchestrate import CellResult, ForecastCheck, Store, report_file
+from trtllm_pipeline.orchestrate import CellResult, Store, report_file
 from trtllm_pipeline.orchestrate import runs as run_folders
 from trtllm_pipeline.show.report.record import Ending, Record, StageRecord, read_record
-from trtllm_pipeline.show.report.report_formats import Report, write
+from trtllm_pipeline.show.report.report_formats import Report
 
 if TYPE_CHECKING:
     from trtllm_pipeline.show.report.comparison import Comparison
@@ -22,19 +22,7 @@ _EARLIER: Final = 20
 """Number of earlier runs that the page considers for a comparison."""
 
 
-@dataclass(frozen=True, slots=True)
-class Results:
-    """Rows and their runs."""
-
-    runs: run_folders.NewestCells
-    matrix: str
-    finished: bool
-    """True after the newest run has written its report."""
-    rows: tuple[CellResult, ...]
-    forecast: ForecastCheck | None = None
-
-
-def read_results(store: Store, wanted: str | None = None) -> Results:
+def read_results(store: Store, wanted: str | None = None) -> Report:
     """The results of the latest run's matrix, or of the run `wanted`. Raises UsageError, StateError."""
     runs = run_folders.newest_cells(store, wanted)
     saved: dict[CellId, CellResult] = {}
@@ -48,63 +36,44 @@ def read_results(store: Store, wanted: str | None = None) -> Results:
                 matrix, forecast = str(about["matrix"]), about.get("forecast")
     if len(saved) < len(runs.outline.cells):
         saved = {row.id: saved.get(row.id, row) for row in report_file.rows_of(runs.outline, store)}
-    return Results(
-        runs,
-        matrix,
-        (runs.newest / report_file.NAME).is_file(),
-        tuple(saved[cell.id] for cell in runs.outline.cells),
-        forecast,
+    rows = tuple(saved[cell.id] for cell in runs.outline.cells)
+    return Report(
+        rows=rows,
+        run_id=runs.newest.name,
+        matrix=matrix,
+        finished=(runs.newest / report_file.NAME).is_file(),
+        workspace=store.workspace,
+        forecast=forecast,
+        record=partial(_record, runs, store),
+        previous=partial(_compared_with_previous, rows, runs, store),
     )
 
 
-def write_results(
-    results: Results,
-    store: Store,
-    form: str,
-    stream: TextIO,
-    *,
-    limits: Mapping[str, float | str],
-    verbose: bool = False,
-    level: str | None = None,
-) -> None:
-    """Write the results in one of `report_formats.FORMATS`, tables at one level. Raises UsageError for an unknown level."""
+def check_level(rows: Sequence[CellResult], level: str) -> str:
+    """`level`, checked to be one of a table. Raises UsageError."""
     from trtllm_pipeline.show.report.columns import HIGHEST, LOWEST, level_keys
 
-    if level not in {None, LOWEST, HIGHEST, *(keys := level_keys(results.rows))}:
-        raise UsageError(
-            f"--level: no cell was measured at {level}", hint=f"one of {', '.join((*keys, LOWEST, HIGHEST))}"
-        )
-    report = Report(
-        rows=results.rows,
-        stream=stream,
-        run_id=results.runs.newest.name,
-        matrix=results.matrix,
-        finished=results.finished,
-        workspace=store.workspace,
-        forecast=results.forecast,
-        verbose=verbose,
-        level=level or HIGHEST,
-        limits=limits,
-        record=partial(_record, results.runs, store),
-        previous=partial(compared_with_previous, results, store),
-    )
-    write(report, form)
+    known = (*level_keys(rows), LOWEST, HIGHEST)
+    if level not in known:
+        raise UsageError(f"--level: no cell was measured at {level}", hint=f"one of {', '.join(known)}")
+    return level
 
 
-def compared_with_previous(results: Results, store: Store) -> Comparison | None:
+def _compared_with_previous(
+    rows: Sequence[CellResult], runs: run_folders.NewestCells, store: Store
+) -> Comparison | None:
     """Comparison with the last earlier run of the same matrix with other measurements, preferably a comparable one."""
     from trtllm_pipeline.orchestrate import REQUEST_FILE, read_request
-    from trtllm_pipeline.orchestrate import runs as run_folders
     from trtllm_pipeline.show.report.comparison import DEFAULT, compare
     from trtllm_pipeline.show.report.measured import load_measured, with_files
 
-    new = with_files(results.runs.newest.name, results.rows, results.runs.outline, store)
+    new = with_files(runs.newest.name, rows, runs.outline, store)
     measured = {cell.perf for cell in new.cells}
     apart: Comparison | None = None
     folders = run_folders.run_folders(store)
-    for folder in folders[folders.index(results.runs.newest) + 1 :][:_EARLIER]:
+    for folder in folders[folders.index(runs.newest) + 1 :][:_EARLIER]:
         with suppress(PipelineError):  # unreadable and incomparable runs are skipped
-            if read_request(folder / REQUEST_FILE).matrix != read_request(results.runs.newest / REQUEST_FILE).matrix:
+            if read_request(folder / REQUEST_FILE).matrix != read_request(runs.newest / REQUEST_FILE).matrix:
                 continue
             base = load_measured(folder.name, store)
             if any(cell.levels and cell.perf not in measured for cell in base.cells):

@@ -168,16 +168,11 @@ _TIMES: Final = ("queue_ms", "compute_infer_ms")
 # Markdown
 
 
-def to_markdown(
-    rows: Sequence[CellResult],
-    run_id: str = "",
-    matrix: str = "",
-    forecast: ForecastCheck | None = None,
-    level: str = HIGHEST,
-) -> str:
+def to_markdown(report: Report) -> str:
     """A table for a pull request, followed by failures and metric definitions."""
+    rows, forecast, matrix = report.rows, report.forecast, report.matrix
     parts = shared_parts([row.id for row in rows])
-    shown = columns(rows, level)
+    shown = columns(rows, report.level)
     failures = [
         f"{what}, {count(len(ids), 'cell')} ({', '.join(ids[:4])}{', …' if len(ids) > 4 else ''}): {'; '.join(details)}"
         for what, ids, details in failures_of(rows)
@@ -187,7 +182,7 @@ def to_markdown(
     return text_blocks.as_markdown(
         [
             text_blocks.Heading(
-                " ".join(filter(None, ("Pipeline report", run_id, matrix and f"of {Path(matrix).name}")))
+                " ".join(filter(None, ("Pipeline report", report.run_id, matrix and f"of {Path(matrix).name}")))
             ),
             text_blocks.TextLine(f"{summary_of(rows)}{'; all cells: ' + ' '.join(parts) if parts else ''}"),
             text_blocks.Items("measured", recorded),
@@ -625,9 +620,7 @@ def write_csv(report: Report) -> None:
 
 
 def write_markdown(report: Report) -> None:
-    report.stream.write(
-        terminal.clean(to_markdown(report.rows, report.run_id, report.matrix, report.forecast, report.level))
-    )
+    report.stream.write(terminal.clean(to_markdown(report)))
 
 
 def _print(shown: Group, stream: TextIO, width: int) -> None:

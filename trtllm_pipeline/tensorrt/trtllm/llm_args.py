@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline import PACKAGE
-from trtllm_pipeline.base import Machine, probe
+from trtllm_pipeline.base import Machine, distribution_of, probe
 from trtllm_pipeline.tensorrt.trtllm.releases import parse
 
 RECORDED: Final = PACKAGE / "data/tensorrt_llm/llm_args.json"
@@ -129,7 +129,7 @@ def of_machine(machine: Machine) -> Schema | None:
 @lru_cache(maxsize=4)
 def installed(release: str, python: str) -> Schema | None:
     """The schema in the package of an interpreter. None without one, or if it cannot be read."""
-    package = probe.distribution_of("tensorrt_llm", probe.packages_of(python))
+    package = distribution_of("tensorrt_llm", probe.packages_of(python))
     path = None if package is None else Path(str(package.locate_file(INSTALLED)))
     try:
         return (

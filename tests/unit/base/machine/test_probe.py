@@ -154,12 +154,15 @@ def test_a_folder_examples_without_the_scripts_is_not_taken(installed: Path) -> 
     assert survey().problems == {}
 
 
-def test_examples_of_another_release_are_refused_and_named(installed: Path) -> None:
-    put(installed / "app/tensorrt_llm/examples" / OLD)
+@pytest.mark.parametrize(
+    ("part", "file"), [("examples", f"app/tensorrt_llm/examples/{OLD}"), ("templates", f"app/all_models/{TEMPLATE}")]
+)
+def test_parts_of_another_release_are_refused_and_named(installed: Path, part: str, file: str) -> None:
+    put(installed / file)
     put(installed / "app/tensorrt_llm/tensorrt_llm/version.py", '# c\n__version__ = "0.11.0"\n')
-    assert tensorrt_llm().examples is None
-    assert "release 0.11.0" in survey().problems["examples"]
-    assert "TensorRT-LLM 0.12.0" in survey().problems["examples"]
+    assert getattr(tensorrt_llm(), part) is None
+    assert "release 0.11.0" in survey().problems[part]
+    assert "TensorRT-LLM 0.12.0" in survey().problems[part]
 
 
 def test_the_tree_of_the_right_release_wins(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,13 +186,6 @@ def test_the_triton_backends_tree_has_both(installed: Path) -> None:
         str(installed / "app/tensorrt_llm/examples"),
         str(installed / "app/all_models"),
     )
-
-
-def test_templates_of_another_release_are_refused(installed: Path) -> None:
-    put(installed / "app/tensorrt_llm/tensorrt_llm/version.py", '__version__ = "0.13.0"\n')
-    put(installed / "app/all_models" / TEMPLATE)
-    assert tensorrt_llm().templates is None
-    assert "0.13.0" in survey().problems["templates"]
 
 
 def test_the_variable_comes_first_and_is_the_only_place(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,8 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["report", "-o", "."], "--output .: cannot be written: Is a directory"),
         (["stage", "replay", "job.json", "--output-dir", "file"], "not an empty directory"),
         (["stage", "replay", "job.json", "--output-dir", ""], "--output-dir is empty"),
+        (["stage", "replay", "nothing.json"], "nothing.json: cannot be read"),
+        (["run", "--matrix", "tiny", "--set", "a=b", "--workspace", "new"], "unknown key 'a'"),
     ],
 )
 def test_mistakes_are_answered_in_words(
@@ -73,6 +75,7 @@ def test_mistakes_are_answered_in_words(
     Path("file").write_text("mine")
     assert words in refused(*argv)
     assert Path("file").read_text() == "mine"
+    assert not any(Path(made).exists() for made in ("new", "replay"))
 
 
 def test_an_empty_folder_that_nobody_may_write_is_refused_before_any_work(
@@ -95,16 +98,6 @@ def test_a_damaged_index_is_an_error_until_store_repair(workspace: Path, capsys:
     assert "nothing is lost" in capsys.readouterr().err
     assert (workspace / "state.db.damaged").exists()
     assert app.main(["status"]) == 0
-
-
-def test_a_matrix_that_cannot_be_understood_leaves_no_workspace(tmp_path: Path, refused: Refused) -> None:
-    assert "unknown key 'a'" in refused("run", "--matrix", "tiny", "--set", "a=b", "--workspace", str(tmp_path / "new"))
-    assert not (tmp_path / "new").exists()
-
-
-def test_exec_makes_no_folder_for_what_is_no_job(workspace: Path, refused: Refused) -> None:
-    assert "nothing.json: cannot be read" in refused("stage", "replay", "nothing.json")
-    assert not Path("replay").exists()
 
 
 def test_exec_leaves_stdout_to_the_result(job: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -95,11 +95,8 @@ def test_a_stage_of_a_toolchain_that_is_not_here_can_be_looked_at(monkeypatch: p
     ],
 )
 def test_work_by_hand_where_nothing_is_installed_ends_in_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused, words: list[str]
+    inputs: Path, refused: Refused, words: list[str]
 ) -> None:
-    here(monkeypatch, MACHINE)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "d").mkdir()
     said = refused(*words, "--toolchain", "tensorrt_llm", "--output-dir", "o")
     assert "TensorRT-LLM is not installed here" in said
     assert "pipeline doctor" in said

@@ -108,11 +108,9 @@ def test_every_help_fits_the_terminal(
     assert widest > columns - 20, "the width is used"
 
 
-@pytest.mark.parametrize("old", [*(each for each in STAGES if each != "replay"), "exec", "gateway", "runs", "recipes"])
-def test_old_spellings_are_gone(old: str, refused: Refused) -> None:
-    error = refused(old)
-    assert f"no such command '{old}'" in error
-    assert (f"try: pipeline stage {old} --help" in error) is (old in STAGES)
+def test_a_stage_typed_as_a_command_is_named(refused: Refused) -> None:
+    assert "no such command 'convert'" in (error := refused("convert"))
+    assert "try: pipeline stage convert --help" in error
 
 
 def test_an_option_looks_the_same_in_every_command() -> None:

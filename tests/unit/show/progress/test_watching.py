@@ -45,17 +45,24 @@ STEPS = (
 
 
 @pytest.fixture
-def look(monkeypatch: pytest.MonkeyPatch) -> Callable[[], MatrixStatus]:
-    """One step after the other, a second apart; the last one stays."""
-    clock, left = [0.0], list(STEPS)
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, which passes only while `watch` waits."""
+    clock = [0.0]
     monkeypatch.setattr(watching.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(watching.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    return clock
+
+
+def one_after_the_other(*steps: MatrixStatus) -> Callable[[], MatrixStatus]:
+    """A second apart; the last one stays."""
+    left = list(steps)
     return lambda: left.pop(0) if len(left) > 1 else left[0]
 
 
-def test_a_pipe_gets_a_line_for_each_change_until_nothing_runs(look: Callable[[], MatrixStatus]) -> None:
+@pytest.mark.usefixtures("clock")
+def test_a_pipe_gets_a_line_for_each_change_until_nothing_runs() -> None:
     stream = io.StringIO()
-    watching.watch(look, stream)
+    watching.watch(one_after_the_other(*STEPS), stream)
     assert stream.getvalue().splitlines() == [
         "run r: 3 to do, 1 running",
         "running: build, m/c0",
@@ -67,20 +74,20 @@ def test_a_pipe_gets_a_line_for_each_change_until_nothing_runs(look: Callable[[]
     ]
 
 
-@pytest.mark.usefixtures("look")
+@pytest.mark.usefixtures("clock")
 def test_it_goes_on_as_long_as_a_run_that_waits() -> None:
     waits = replace(status(2, {("build", 0): THERE}), goes_on=True)
-    left = [*[waits] * 60, *STEPS[2:]]
     stream = io.StringIO()
-    watching.watch(lambda: left.pop(0) if len(left) > 1 else left[0], stream)
+    watching.watch(one_after_the_other(*[waits] * 60, *STEPS[2:]), stream)
     assert "running: perf, m/c0" in stream.getvalue().splitlines()
     assert "the run is active, but no stage is running" in to_text(waits)
     assert "the run continues" not in to_text(replace(STEPS[2], goes_on=True))
 
 
-def test_a_program_gets_an_object_for_each_change(look: Callable[[], MatrixStatus]) -> None:
+@pytest.mark.usefixtures("clock")
+def test_a_program_gets_an_object_for_each_change() -> None:
     stream = io.StringIO()
-    watching.watch(look, stream, as_json=True)
+    watching.watch(one_after_the_other(*STEPS), stream, as_json=True)
     begin, *changed = map(json.loads, stream.getvalue().splitlines())
     assert (begin["event"], begin["stage_runs"]) == ("begin", {"pending": 3, "running": 1})
     assert [(each["stage_run"], each["status"]) for each in changed] == [
@@ -102,10 +109,7 @@ def test_a_program_gets_an_object_for_each_change(look: Callable[[], MatrixStatu
     }
 
 
-def test_the_time_left_is_said_once_a_minute_and_its_error_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(watching.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(watching.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+def test_the_time_left_is_said_once_a_minute_and_its_error_in_the_end(clock: list[float]) -> None:
     went_on, forecast = status(2, {("build", 0): RUNNING}), {"expected_s": 100.0, "took_s": 131.0, "stages": []}
     ended = replace(status(2, {}), took=ForecastCheck.from_json(forecast))
 
@@ -170,11 +174,9 @@ def test_a_title_that_does_not_fit_has_two_lines(monkeypatch: pytest.MonkeyPatch
     assert to_text(status(2, {})).splitlines()[:2] == ["run r", "all cells: m"]
 
 
-def test_a_moment_without_work_is_not_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("clock")
+def test_a_moment_without_work_is_not_the_end() -> None:
     idle, busy = status(1, {}), status(1, {("build", 0): RUNNING})
     left = [idle, idle, busy, idle, idle, idle, idle, idle]
-    clock = [0.0]
-    monkeypatch.setattr(watching.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(watching.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
     watching.watch(lambda: left.pop(0), io.StringIO())
     assert len(left) == 2

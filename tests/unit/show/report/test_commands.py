@@ -5,25 +5,23 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.helpers import fabricated
-from tests.unit.conftest import Refused
+from tests.unit.conftest import Pipeline, Refused
 from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.measure.load.result import levels_of
 from trtllm_pipeline.orchestrate.plan.plan_file import plan_lines
 from trtllm_pipeline.orchestrate.results.report_file import CellResult, CellStatus, report_json, rows
 from trtllm_pipeline.orchestrate.store.store import Store
-from trtllm_pipeline.show.cli.app import main
 from trtllm_pipeline.show.progress.left import TimeLeft
 
 DONE, FAILED, LATER = (fabricated.cell(precision) for precision in ("fp16", "int8_wo", "int4_wo"))
 NEVER = fabricated.cell("fp8", reason="precision fp8: not here")
 PLAN = fabricated.plan(DONE, FAILED, LATER, NEVER)
-Pipeline = Callable[..., "tuple[int, str, str]"]
 
 
 @pytest.fixture
@@ -48,15 +46,10 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
-def pipeline(store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+def pipeline(pipeline: Pipeline, store: Store, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+    monkeypatch.setenv("PIPELINE_WORKSPACE", str(store.workspace))
     monkeypatch.setenv("COLUMNS", "100")
-
-    def run(*argv: str) -> tuple[int, str, str]:
-        code = main([argv[0], "--workspace", str(store.workspace), *argv[1:]])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+    return pipeline
 
 
 def test_report_of_a_run_that_goes_on(pipeline: Pipeline, store: Store) -> None:

@@ -14,13 +14,13 @@ import pytest
 
 from tests.helpers.fabricated_conditions import CONDITIONS, QUESTIONS, other
 from tests.helpers.fabricated_run import drift
+from tests.unit.conftest import Pipeline
 from tests.unit.measure.load.test_perf_metrics import Words, analyze, counted, request, write
 from trtllm_pipeline.base.domain import CellId
 from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.measure.load.conditions import Conditions
 from trtllm_pipeline.measure.load.result import LevelResult, RepeatResult
 from trtllm_pipeline.orchestrate.results.report_file import CellResult, CellStatus, report_json
-from trtllm_pipeline.show.cli.app import main
 from trtllm_pipeline.show.report import compare_writers as writers
 from trtllm_pipeline.show.report import gate, measured
 from trtllm_pipeline.show.report.comparable_loads import Workload, shortened, words
@@ -726,22 +726,11 @@ def test_request_rates_are_levels_too() -> None:
 
 # The commands
 
-Pipeline = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
-def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Pipeline:
+def pipeline(pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
     monkeypatch.chdir(tmp_path)
-
-    def run(*argv: str) -> tuple[int, str, str]:
-        try:
-            code = main(argv)
-        except SystemExit as error:
-            code = int(str(error.code))
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
+    return pipeline
 
 
 def report(

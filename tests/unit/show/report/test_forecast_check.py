@@ -80,7 +80,7 @@ def test_a_report_has_it_in_every_format_and_reads_it_back(tmp_path: Path) -> No
     assert CHECK.line() in " ".join(short.getvalue().split())
     assert CHECK.lines()[0] not in short.getvalue()
     assert all(line in " ".join(full.getvalue().split()) for line in CHECK.lines())
-    assert CHECK.lines()[1] in to_markdown(rows, forecast=CHECK)
+    assert CHECK.lines()[1] in to_markdown(Report(rows=rows, forecast=CHECK))
 
 
 @pytest.mark.parametrize("stages", [[{"stage": "build"}], [{**dataclasses.asdict(CHECK.stages[0]), "taken": 0}], 3])

@@ -11,6 +11,7 @@ from trtllm_pipeline.measure.load.conditions import Conditions
 from trtllm_pipeline.measure.load.result import LevelResult
 from trtllm_pipeline.orchestrate.results.report_file import CellResult, CellStatus
 from trtllm_pipeline.show.report.interference import interference
+from trtllm_pipeline.show.report.report_formats import Report
 from trtllm_pipeline.show.report.writers import to_markdown
 
 
@@ -31,7 +32,7 @@ ALONE_ROW = row(f"{ALONE}m/fp8/tp1", 2000.0, level(1000.0, 50.0))
 def test_ratios_are_of_each_load_that_both_have() -> None:
     (line,) = interference([BESIDE, OTHER, ALONE_ROW])
     assert line == "m/fp8/tp1 alongside 1 other vs. alone, concurrency 4: output tokens/s -2.0%, TTFT p50 +2.0%"
-    assert line in to_markdown([BESIDE, OTHER, ALONE_ROW])
+    assert line in to_markdown(Report(rows=[BESIDE, OTHER, ALONE_ROW]))
 
 
 @pytest.mark.parametrize(("at", "share"), [(1061.0, "none"), (1045.0, "only 25%")])

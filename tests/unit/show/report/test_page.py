@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.helpers.fabricated_conditions import other
-from tests.helpers.fabricated_run import HOSTILE, hostile_row, run
+from tests.helpers.fabricated_run import HOSTILE, hostile_row, run, to_html
 from trtllm_pipeline.base.wording import shared_parts
 from trtllm_pipeline.measure.load.conditions import Conditions
 from trtllm_pipeline.measure.load.result import HighestRate
@@ -23,7 +23,6 @@ from trtllm_pipeline.orchestrate.run.forecast import ForecastCheck, StageForecas
 from trtllm_pipeline.show.phrases import without
 from trtllm_pipeline.show.report.columns import columns
 from trtllm_pipeline.show.report.comparison import compare
-from trtllm_pipeline.show.report.html.page import to_html
 from trtllm_pipeline.show.report.measured import Measured, Side
 from trtllm_pipeline.show.report.writers import main_load
 

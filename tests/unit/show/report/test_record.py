@@ -146,7 +146,7 @@ def test_html_goes_to_the_runs_folder_and_its_path_to_stdout(
 def test_limits_of_the_page(store: Store, refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given: list[object] = []
     monkeypatch.setattr(
-        "trtllm_pipeline.show.report.html.page.to_html", lambda *_, limits, **__: given.append(limits) or ""
+        "trtllm_pipeline.show.report.html.page.to_html", lambda report: given.append(report.limits) or ""
     )
     command = ["report", "-w", str(store.workspace), "-o", str(tmp_path / "x.html")]
     assert main([*command, "--format", "html", "--slo", "ttft_p99=0.3s,tpot_p99=40ms"]) == 0

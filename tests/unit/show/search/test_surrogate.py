@@ -15,20 +15,20 @@ def test_numbers_are_apart_by_their_logarithms_and_categories_all_alike() -> Non
     assert precision[:, 0].tolist() == [0, 1, 0, 1, 0, 1]
 
 
-@pytest.mark.parametrize("values", [[True, False], ["auto", "fp8"], [None, 2], ["nan", "1"]])
-def test_what_is_no_number_is_a_category(values: list[object]) -> None:
+@pytest.mark.parametrize(
+    ("values", "apart"),
+    [
+        ([True, False], [0, 1]),
+        (["auto", "fp8"], [0, 1]),
+        ([None, 2], [0, 1]),
+        (["nan", "1"], [0, 1]),
+        ([1, 1.0, "1"], [0, 1, 0]),  # the same number in several ways
+        (["0", "0.5", "1"], [0, 0.25, 1]),  # numbers
+    ],
+)
+def test_what_is_no_number_is_a_category(values: list[object], apart: list[float]) -> None:
     (axis,) = surrogate.distances([{"x": value} for value in values], [0])  # type: ignore[dict-item]
-    assert axis[:, 0].tolist() == [0, 1]
-
-
-def test_values_that_are_the_same_number_are_categories() -> None:
-    (axis,) = surrogate.distances([{"x": 1}, {"x": 1.0}, {"x": "1"}], [0])
-    assert axis[:, 0].tolist() == [0, 1, 0]
-
-
-def test_numbers_in_texts_and_those_from_zero_on_are_numbers() -> None:
-    (axis,) = surrogate.distances([{"x": value} for value in ("0", "0.5", "1")], [0])
-    assert axis[:, 0] == pytest.approx([0, 0.25, 1])
+    assert axis[:, 0] == pytest.approx(apart)
 
 
 def test_cells_that_are_all_alike_have_no_axes() -> None:

@@ -32,12 +32,10 @@ from trtllm_pipeline.show.report import time_series, writers
 from trtllm_pipeline.show.report.columns import HIGHEST, LOWEST, Column, columns, level_keys
 from trtllm_pipeline.show.report.comparable_loads import label_of, shortened, words, workloads
 from trtllm_pipeline.show.report.compare_writers import of_page
-from trtllm_pipeline.show.report.comparison import Comparison
 from trtllm_pipeline.show.report.recommendation import pareto_front
 from trtllm_pipeline.show.report.record import Ending, Record, StageRecord
 from trtllm_pipeline.show.report.report_formats import Report
 
-NAME: Final = "report.html"
 LIMITED: Final = ("ttft_ms", "tpot_ms", "e2e_ms")
 """Latencies that the page has limits for."""
 _ASSETS: Final = Path(__file__).parent / "assets"
@@ -67,45 +65,19 @@ _COUNTED: Final = {
 
 
 def write(report: Report) -> None:
-    page = to_html(
-        report.rows,
-        report.record(),
-        report.matrix,
-        finished=report.finished,
-        limits=report.limits,
-        forecast=report.forecast,
-        workspace=report.workspace,
-        comparison=report.previous(),
-        level=report.level,
-    )
-    report.stream.write(terminal.clean(page))
+    report.stream.write(terminal.clean(to_html(report)))
 
 
-def to_html(
-    rows: Sequence[CellResult],
-    record: Record,
-    matrix: str = "",
-    *,
-    finished: bool = True,
-    limits: Mapping[str, float | str] | None = None,
-    plots: bool = True,
-    forecast: ForecastCheck | None = None,
-    workspace: Path | None = None,
-    comparison: Comparison | None = None,
-    level: str = HIGHEST,
-) -> str:
-    """The page. `limits` presets its form: "ttft_ms", "tpot_ms", "e2e_ms", "statistic". `plots=False` leaves out plots.
-    `level` is that of the table at first.
-
-    With a `workspace`, the page includes the launch command of each cell. `comparison` is with the previous run.
-    """
+def to_html(report: Report, *, plots: bool = True) -> str:
+    """The page. `plots=False` leaves out plots. With a workspace, it includes the launch command of each cell."""
     from jinja2 import Environment, FileSystemLoader
     from markupsafe import Markup
 
+    rows, record, comparison, matrix = report.rows, report.record(), report.previous(), Path(report.matrix).name
     library = vega() if plots else ""
     style, script = ((_ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     parts = shared_parts([row.id for row in rows])
-    data = json.dumps(_data(rows, record, parts, limits or {}, workspace), ensure_ascii=False, separators=(",", ":"))
+    data = json.dumps(_data(report, record, parts), ensure_ascii=False, separators=(",", ":"))
     jinja = Environment(
         loader=FileSystemLoader(_ASSETS),
         autoescape=True,
@@ -122,17 +94,17 @@ def to_html(
         data=_packed(data),
         library=library and _packed(library),
         run=record,
-        matrix=Path(matrix).name,
-        finished=finished,
+        matrix=matrix,
+        finished=report.finished,
         summary=writers.summary_of(rows),
         shared=parts,
         short=lambda cell: without(cell, parts),
-        head=[*_facts(record, forecast), *(("load", text) for text in writers.loads_of(rows)[:_LOADS])],
-        title=_title(rows) or Path(matrix).name or "Pipeline report",
-        facts=_opening(rows, Path(matrix).name),
+        head=[*_facts(record, report.forecast), *(("load", text) for text in writers.loads_of(rows)[:_LOADS])],
+        title=_some([str(row.axes.get("model")) for row in rows]) or matrix or "Pipeline report",
+        facts=_opening(rows, matrix),
         levels=_levels(rows),
-        level=level,
-        columns=_every_column(rows, level),
+        level=report.level,
+        columns=_every_column(rows, report.level),
         rows=rows,
         symbols=_SYMBOLS,
         failures=writers.failures_of(rows),
@@ -179,17 +151,13 @@ def _policy(scripts: Sequence[str], style: str) -> str:
 # The run's data for the page's script
 
 
-def _data(
-    rows: Sequence[CellResult],
-    record: Record,
-    parts: Sequence[str],
-    limits: Mapping[str, float | str],
-    workspace: Path | None,
-) -> dict[str, Any]:
+def _data(report: Report, record: Record, parts: Sequence[str]) -> dict[str, Any]:
+    rows = report.rows
     of_cell: dict[CellId, list[int]] = {row.id: [] for row in rows}
     for place, stage in enumerate(record.stages):
         for cell in stage.cells:
             of_cell.setdefault(cell, []).append(place)
+    stages = {cell: [record.stages[place] for place in places] for cell, places in of_cell.items()}
     full = workloads(rows)
     workload_of_row = shortened(full)
     fronts = {
@@ -201,16 +169,14 @@ def _data(
     places = {text: place for place, text in enumerate(under)}
     brief = sum(len(stage.log) + len(stage.server_log) for stage in record.stages) <= _LOGS_BYTES
     return {
-        "limits": limits,
+        "limits": report.limits,
         "cells": [
             {
                 **{name: getattr(row, name) for name in _CELL},
                 "name": without(row.id, parts),
                 "status": row.status.value.replace("_", " "),
-                "gpus": max((record.stages[place].resources["gpus"] for place in of_cell[row.id]), default=0),
-                "levels": _levels_of(
-                    row, [record.stages[place] for place in of_cell[row.id]], fronts, series=len(rows) <= _SERIES
-                ),
+                "gpus": max((stage.resources["gpus"] for stage in stages[row.id]), default=0),
+                "levels": _levels_of(row, stages[row.id], fronts, series=len(rows) <= _SERIES),
                 "highest_rate": None if row.highest_rate is None else str(row.highest_rate),
                 **({} if row.highest_concurrency is None else {"highest_concurrency": str(row.highest_concurrency)}),
                 "asked": fingerprint(json.dumps(row.conditions.questions, sort_keys=True))[:12],
@@ -220,8 +186,8 @@ def _data(
                 "load": writers.load_of(row) if row.levels else "",
                 "workload": words(workload),
                 "under": places[json.dumps(_under(row))],
-                "launch": _launch(row, record, workspace),
-                **_server([record.stages[place] for place in of_cell[row.id]]),
+                "launch": _launch(row, record, report.workspace),
+                **_server(stages[row.id]),
             }
             for row, workload in zip(rows, workload_of_row, strict=True)
         ],
@@ -364,10 +330,6 @@ _STAGE: Final = (
 )
 
 # Content of the page itself
-
-
-def _title(rows: Sequence[CellResult]) -> str:
-    return _some([str(row.axes.get("model")) for row in rows])
 
 
 def _some(names: Sequence[str]) -> str:
