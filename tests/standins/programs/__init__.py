@@ -86,10 +86,6 @@ class Work:
             visible.append(known[name.strip()])
         return visible
 
-    def seconds(self, name: str) -> float:
-        """How long `name` was told to take."""
-        return float(self.facts["slow"].get(name, 0.0))
-
     def begin(self) -> None:
         """Call when the arguments and the input are right. Does what this start was told to do wrong."""
         names = (self.tool, self.tool.partition(":")[0])
