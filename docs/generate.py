@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import itertools
 import json
 import re
@@ -17,9 +16,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
+import json_schemas
+import screens
 from typer.main import get_command
 
 from trtllm_pipeline.base.domain import Cell, CellId
@@ -464,22 +464,6 @@ def _numbers(release: str) -> list[int]:
     return [int(number) for number in release.split(".")]
 
 
-@cache
-def _module(name: str) -> ModuleType:
-    """A script next to this one."""
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def screen(name: str) -> Iterator[str]:
-    """A terminal during a run."""
-    yield from _module("screens").screen(name)
-
-
 def failures(_name: str) -> Iterator[str]:
     """The table of messages in logs that name a cause."""
     yield "| message in a log | cause | class | what to do |"
@@ -512,7 +496,7 @@ _KINDS: Final = {
     "refusals": refusals,
     "families": families,
     "failures": failures,
-    "screen": screen,
+    "screen": screens.screen,
 }
 
 
@@ -653,12 +637,11 @@ is known. `pipeline models show NAME` has the precisions and the source of each 
 
 def json_page() -> Iterator[str]:
     """Every key of the JSON that commands print and artifacts hold."""
-    recorded = _module("json_schemas")
     yield _JSON_HEAD
     for path in sorted((FOLDER / "schemas").glob("*.json")):
         name = path.stem
-        printed = [f"`pipeline {words}`" for words in recorded.OUTPUTS.get(name, ())[:1]]
-        files = [f"`{recorded.FILES[name]}` of a workspace"] if name in recorded.FILES else []
+        printed = [f"`pipeline {words}`" for words in json_schemas.OUTPUTS.get(name, ())[:1]]
+        files = [f"`{json_schemas.FILES[name]}` of a workspace"] if name in json_schemas.FILES else []
         head = f"## {name.replace('-', ' ').capitalize()}\n\nRecorded from {' and '.join([*printed, *files])}."
         yield f"{head} Schema: [{path.name}](../schemas/{path.name}).\n\n" + "\n".join(output(name))
 
