@@ -255,7 +255,6 @@ def alone(batch_size: int) -> tuple[str, ...]:
     ("batch_size", "tool", "kind", "stage", "failure", "reason", "hint"),
     [
         (11, "trtllm-build", "build_oom", "build", "out_of_memory", "could not be allocated", "max_num_tokens"),
-        (12, "trtllm-build", "killed", "build", "bug", "was ended by SIGKILL", "sent SIGKILL"),
         (
             13,
             "run.py",
@@ -265,8 +264,6 @@ def alone(batch_size: int) -> tuple[str, ...]:
             "expecting library version",
             "build and serve in one image",
         ),
-        (14, "run.py", "deserialize", "check", "bug", "Failed to deserialize cuda engine", "incomplete"),
-        (15, "trtllm-build", "fp8_hardware", "build", "infeasible", "require hardware", "another GPU"),
     ],
 )
 def test_failures_are_told_apart_by_the_programs_own_words(
@@ -291,14 +288,6 @@ def test_programs_older_than_their_metadata_are_found_out(tmp_path: Path) -> Non
     assert (cell["failed_stage"], cell["failure"]) == ("build", "infeasible")
     assert "unrecognized arguments: --max_seq_len 288" in cell["reason"]
     assert "this release does not have the option" in cell["hint"]
-
-
-def test_without_its_data_set_an_old_release_cannot_calibrate(tmp_path: Path) -> None:
-    lane = Lane(tmp_path / "lane", "0.8.0")
-    (cell,) = lane.run(*BUILT, "--cells", LARGER, code=1).values()
-    assert (cell["failed_stage"], cell["failure"]) == ("quantize", "user")
-    assert "Couldn't reach 'cnn_dailymail'" in cell["reason"]
-    assert "calibration" in cell["hint"]
 
 
 def test_a_rank_that_dies_is_named_with_the_end_of_its_log(done: Done) -> None:
