@@ -248,16 +248,6 @@ def test_standard_tasks(openai: Any, endpoint: str, tmp_path: Path, capfd: pytes
 
 
 @pytest.mark.usefixtures("lm_eval")
-def test_a_group_has_one_score(openai: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert evaluate(openai[0], "--tasks", "group", "--output-dir", str(tmp_path / "out")) == 0
-    lines = capfd.readouterr().out.splitlines()
-    assert lines[1].split() == ["group.exact_match", "0.500", "0.304", "0.696", "4"]
-    assert [row["scores"] for row in drift.read(tmp_path / "out")] == [
-        {"group.exact_match": value} for value in (1.0, 0.0, 1.0, 0.0)
-    ]
-
-
-@pytest.mark.usefixtures("lm_eval")
 def test_what_goes_wrong_with_standard_tasks(openai: Any, capfd: pytest.CaptureFixture[str]) -> None:
     def said(*words: str) -> str:
         assert evaluate(openai[0], *words) in {1, 2}
