@@ -17,11 +17,6 @@ First come first served starts the first task in matrix order that is ready and 
 
 Each server also runs unmeasured work for this many seconds. The ratio is the makespan of plans that measure alone on the
 machine, with each next server loaded meanwhile, over the makespan with one server after another.
-
-    python benchmarks/makespan.py --together 10000 --plans 4
-
-Random plans are combined until they have this many stage runs. The ratio is their makespan over the expected makespan of a
-plan of that size (`Scheduler.least_s`).
 """
 
 from __future__ import annotations
@@ -363,35 +358,6 @@ def measure(
     }
 
 
-def together(rng: random.Random, gpus: int, rule: Exclusive, number: int) -> list[Task]:
-    """Plans as one, of at least `number` stage runs."""
-    tasks: list[Task] = []
-    while len(tasks) < number:
-        begun = len(tasks)
-
-        def named(task: StageRunId, begun: int = begun) -> StageRunId:
-            return StageRunId(f"{task}, {begun}")
-
-        tasks += [
-            replace(
-                task,
-                id=named(task.id),
-                needs=tuple(map(named, task.needs)),
-                service=None if task.service is None else named(task.service),
-            )
-            for task in plan(rng, gpus, rule)
-        ]
-    return tasks
-
-
-def over_expected(rng: random.Random, gpus: int, rule: Exclusive, number: int) -> float:
-    """Makespan of combined plans over its expected value without simulation."""
-    tasks = together(rng, gpus, rule, number)
-    machine = Capacity(cpus=8 * gpus, gpus=tuple(f"g{gpu}" for gpu in range(gpus)))
-    takes = {task.id: task.expected_s for task in tasks}
-    return ours(tasks, takes, machine) / Scheduler(tasks, machine).least_s
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plans", type=int, default=300)
@@ -408,18 +374,9 @@ def main() -> None:
     parser.add_argument("--search", action=argparse.BooleanOptionalAction, default=True, help="the best of many orders")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument(
-        "--together", type=int, metavar="STAGE_RUNS", help="combine plans until they have this many stage runs"
-    )
-    parser.add_argument(
         "--accuracy", type=float, nargs="+", metavar="SECONDS", help="seconds of unmeasured work per server"
     )
     args = parser.parse_args()
-    if args.together is not None:
-        rng = random.Random(args.seed)
-        for gpus in args.gpus:
-            over = [over_expected(rng, gpus, args.exclusive, args.together) for _ in range(args.plans)]
-            print(f"gpus {gpus}  over_expected_least {min(over):.4f}  over_expected_worst {max(over):.4f}")
-        return
     if args.accuracy:
         rows = [preloading(args.plans, args.seed, gpus, each) for gpus in args.gpus for each in args.accuracy]
     else:

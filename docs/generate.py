@@ -1,15 +1,12 @@
 """Writes the parts of the documentation that follow from the code: commands, settings, JSON keys, rules.
 
-    python docs/generate.py            bring the pages up to date
-    python docs/generate.py --check    exit code 1 if a page is out of date
+    python docs/generate.py
 
 `PAGES` are generated whole. In other pages, a table is between `<!-- generated: KIND NAME -->` and `<!-- end -->`.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
 import itertools
 import json
 import re
@@ -17,9 +14,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
+import json_schemas
+import screens
 from typer.main import get_command
 
 from trtllm_pipeline.base.domain import Cell, CellId
@@ -464,22 +462,6 @@ def _numbers(release: str) -> list[int]:
     return [int(number) for number in release.split(".")]
 
 
-@cache
-def _module(name: str) -> ModuleType:
-    """A script next to this one."""
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def screen(name: str) -> Iterator[str]:
-    """A terminal during a run."""
-    yield from _module("screens").screen(name)
-
-
 def failures(_name: str) -> Iterator[str]:
     """The table of messages in logs that name a cause."""
     yield "| message in a log | cause | class | what to do |"
@@ -512,7 +494,7 @@ _KINDS: Final = {
     "refusals": refusals,
     "families": families,
     "failures": failures,
-    "screen": screen,
+    "screen": screens.screen,
 }
 
 
@@ -653,12 +635,11 @@ is known. `pipeline models show NAME` has the precisions and the source of each 
 
 def json_page() -> Iterator[str]:
     """Every key of the JSON that commands print and artifacts hold."""
-    recorded = _module("json_schemas")
     yield _JSON_HEAD
     for path in sorted((FOLDER / "schemas").glob("*.json")):
         name = path.stem
-        printed = [f"`pipeline {words}`" for words in recorded.OUTPUTS.get(name, ())[:1]]
-        files = [f"`{recorded.FILES[name]}` of a workspace"] if name in recorded.FILES else []
+        printed = [f"`pipeline {words}`" for words in json_schemas.OUTPUTS.get(name, ())[:1]]
+        files = [f"`{json_schemas.FILES[name]}` of a workspace"] if name in json_schemas.FILES else []
         head = f"## {name.replace('-', ' ').capitalize()}\n\nRecorded from {' and '.join([*printed, *files])}."
         yield f"{head} Schema: [{path.name}](../schemas/{path.name}).\n\n" + "\n".join(output(name))
 
@@ -691,20 +672,15 @@ def pages() -> dict[Path, str]:
     return {**written, **whole}
 
 
-def main() -> int:
-    """Write the pages, or report which are out of date."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a page is out of date")
-    check = parser.parse_args().check
-    stale = []
-    for page, text in pages().items():
-        if not page.exists() or page.read_text(encoding="utf-8") != text:
-            stale.append(str(page.relative_to(FOLDER)))
-            if not check:
-                page.write_text(text, encoding="utf-8")
-    sys.stdout.write(f"{'out of date' if check else 'written'}: {', '.join(stale) or 'nothing'}\n")
-    return 1 if check and stale else 0
+def main() -> None:
+    """Bring the pages up to date."""
+    stale = [
+        (page, text) for page, text in pages().items() if not page.exists() or page.read_text(encoding="utf-8") != text
+    ]
+    for page, text in stale:
+        page.write_text(text, encoding="utf-8")
+    sys.stdout.write(f"written: {', '.join(str(page.relative_to(FOLDER)) for page, _ in stale) or 'nothing'}\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,6 +1,6 @@
 """Makes the pictures in the README: runs the quickstart in a terminal, and opens its HTML report in a browser.
 
-    python docs/record.py [--matrix FILE] [--output FILE.svg] [--page FILE.png] [--columns N]
+    python docs/record.py
 
 Needs tmux, which is the terminal, Chromium, and the extra `report`. The run is real and takes as long as one, in a
 workspace of its own that is removed. Its wall-clock time is printed: the README says how long the quickstart takes.
@@ -8,7 +8,6 @@ workspace of its own that is removed. Its wall-clock time is printed: the README
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
 import re
@@ -25,6 +24,7 @@ from rich.console import Console
 from rich.text import Text
 
 ROOT: Final = Path(__file__).resolve().parent.parent
+_COLUMNS: Final = 114
 _ROWS: Final = 60
 """Enough for the live view and the report of the quickstart; what scrolls out is taken as well."""
 _PAGE: Final = "1280,1250"
@@ -33,14 +33,14 @@ _BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome", "google-chr
 _WEB_FONT: Final = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
 
 
-def screen(command: str, folder: Path, columns: int) -> str:
+def screen(command: str, folder: Path) -> str:
     """What a terminal shows, with escape sequences for colors, when `command` has ended in `directory`."""
     tmux = ["tmux", "-u", "-f", os.devnull, "-S", str(folder / "tmux")]
     # The terminal outlives the command: with it what it shows would go.
     script = f"printf '\\033[1;32m$\\033[0m %s\\n' {shlex.quote(command)}; {command}; {shlex.join(tmux)} wait-for -S ended; sleep 60"
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
     environment = {**os.environ, "PATH": path, "LC_ALL": "C.UTF-8"}
-    start = ["new-session", "-d", "-x", str(columns), "-y", str(_ROWS), "-c", str(folder), "sh", "-c", script]
+    start = ["new-session", "-d", "-x", str(_COLUMNS), "-y", str(_ROWS), "-c", str(folder), "sh", "-c", script]
     subprocess.run([*tmux, *start], check=True, env=environment)
     try:
         subprocess.run([*tmux, "wait-for", "ended"], check=True)
@@ -68,33 +68,25 @@ def page(folder: Path, output: Path) -> None:
     )
 
 
-def picture(shown: str, columns: int) -> str:
+def picture(shown: str) -> str:
     """A terminal's text as SVG that fetches nothing."""
     lines = [line.rstrip() for line in shown.rstrip().splitlines()]
-    console = Console(record=True, width=columns, file=io.StringIO(), highlight=False)
+    console = Console(record=True, width=_COLUMNS, file=io.StringIO(), highlight=False)
     console.print(Text.from_ansi("\n".join(lines)), soft_wrap=True)
     svg = console.export_svg(title="trtllm-pipeline", unique_id="quickstart")
     return _WEB_FONT.sub("", svg)
 
 
-def main() -> int:
+def main() -> None:
     """Run, draw, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--matrix", default="matrices/quickstart.yaml", help="of this repository")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "quickstart.svg")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "report.png")
-    parser.add_argument("--columns", type=int, default=114)
-    args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="record-") as name:
         (Path(name) / "matrices").symlink_to(ROOT / "matrices")
         began = time.monotonic()
-        shown = screen(f"pipeline run --matrix {shlex.quote(args.matrix)}", Path(name), args.columns)
+        shown = screen("pipeline run --matrix matrices/quickstart.yaml", Path(name))
         sys.stdout.write(f"{time.monotonic() - began:.0f} s\n")
-        page(Path(name), args.page.absolute())
-    args.output.write_text(picture(shown, args.columns), encoding="utf-8")
-    sys.stdout.write(f"{args.output}\n{args.page}\n")
-    return 0
+        page(Path(name), ROOT / "docs" / "report.png")
+    (ROOT / "docs" / "quickstart.svg").write_text(picture(shown), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

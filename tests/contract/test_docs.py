@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import importlib.util
 import json
 import os
 import re
@@ -16,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
 
+import generate
 import pytest
 import typer
 import yaml
@@ -184,28 +183,17 @@ ALL = [command for page in PAGES if page != COMMANDS_PAGE for command in command
 """Without those of the generated page, which `tests/unit/cli` reads where they come from."""
 
 
-@lru_cache
-def generate() -> ModuleType:
-    """docs/generate.py, which knows the real parsers."""
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def names() -> list[str]:
     """Every command, each under one name."""
-    return [row.path for row in generate().documented()]
+    return [row.path for row in generate.documented()]
 
 
 def parse(words: tuple[str, ...]) -> dict[str, object]:
     """What `pipeline WORDS` would be read as. Raises SystemExit or a Typer error."""
-    command, path, rest = generate().command_of(""), "", list(words)
+    command, path, rest = generate.command_of(""), "", list(words)
     while rest and rest[0] in getattr(command, "commands", {}):
         path = f"{path} {rest.pop(0)}".strip()
-        command = generate().command_of(path)
+        command = generate.command_of(path)
     if hasattr(command, "commands"):
         raise typer.BadParameter(f"there is no command {' '.join(words)!r}")
     return dict(command.make_context(path, rest).params)
@@ -287,7 +275,7 @@ def test_every_command_has_an_example(full: str) -> None:
 
 
 def test_generated_pages_and_tables_are_up_to_date() -> None:
-    stale = {page.name for page, text in generate().pages().items() if page.read_text(encoding="utf-8") != text}
+    stale = {page.name for page, text in generate.pages().items() if page.read_text(encoding="utf-8") != text}
     assert stale == set(), "python docs/generate.py"
 
 
@@ -321,7 +309,7 @@ def test_other_tools_names_of_options_are_documented() -> None:
 
 
 def test_settings_that_the_embedded_toolchain_reads() -> None:
-    read = generate().read_by("embedded")
+    read = generate.read_by("embedded")
     assert {"perf.concurrency", "build.max_num_tokens", "serve.threads"} <= read
     assert "quantize.calibration" not in read, "it does not calibrate"
 
@@ -338,7 +326,7 @@ def test_no_page_mentions_a_flag_that_does_not_exist(page: Path) -> None:
         "--strict",
     }  # the last is mypy's
     for path in names():
-        command = generate().command_of(path)
+        command = generate.command_of(path)
         known |= {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)}
     known |= {f"--{name}" for name in bench.OTHER_NAMES}
     for script in SCRIPTS:

@@ -45,6 +45,8 @@ def nvml(boards: list[Board], *, init_fails: bool = False) -> ModuleType:
         return value
 
     def handle(index: int) -> Board:
+        if not module.started:
+            raise NVMLError("Uninitialized")
         if boards[index].lost:
             raise NVMLError("GPU is lost")
         return boards[index]
@@ -52,6 +54,7 @@ def nvml(boards: list[Board], *, init_fails: bool = False) -> ModuleType:
     def init() -> None:
         if init_fails:
             raise NVMLError("Driver/library version mismatch")
+        module.started = True
 
     def memory(board: Board) -> SimpleNamespace:
         total = known(board.memory)
@@ -80,7 +83,7 @@ def nvml(boards: list[Board], *, init_fails: bool = False) -> ModuleType:
 
     module.NVMLError = NVMLError
     module.NVML_CLOCK_SM, module.NVML_CLOCK_MEM, module.NVML_TEMPERATURE_GPU = 1, 2, 0
-    module.shut_down = False
+    module.started = module.shut_down = False
     module.nvmlInit = init
     module.nvmlShutdown = lambda: setattr(module, "shut_down", True)
     module.nvmlDeviceGetCount = lambda: len(boards)

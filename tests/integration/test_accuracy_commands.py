@@ -59,6 +59,11 @@ def rows(tmp_path: Path) -> str:
     return str(tmp_path / "rows.jsonl")
 
 
+def ask(url: str, rows: str, *words: str) -> int:
+    """`pipeline eval answers` of the model m; its exit code."""
+    return main(["eval", "answers", "-u", url, "--protocol", "openai", "--model", "m", "--input-data", rows, *words])
+
+
 @pytest.mark.parametrize("key", [None, "secret"])
 def test_an_openai_server(
     openai: Any,
@@ -72,21 +77,8 @@ def test_an_openai_server(
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     if key is not None:
         monkeypatch.setenv("OPENAI_API_KEY", key)
-    words = [
-        "eval",
-        "answers",
-        "-u",
-        url,
-        "--protocol",
-        "openai",
-        "--model",
-        "m",
-        "--endpoint-type",
-        "chat",
-        "--input-data",
-        rows,
-    ]
-    assert main([*words, "--format", "json", "--output-dir", str(tmp_path / "out"), "--max-tokens", "7"]) == 0
+    words = ("--endpoint-type", "chat", "--format", "json", "--output-dir", str(tmp_path / "out"), "--max-tokens", "7")
+    assert ask(url, rows, *words) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["scores"] == {"exact": 1.0, "contains": 1.0, "choice": 1.0}
     assert found["questions"] == {"exact": 2, "contains": 2, "choice": 1}
@@ -105,8 +97,7 @@ def test_an_openai_server_is_asked_as_in_a_run(openai: Any, tmp_path: Path, caps
     url, asked = openai
     path = tmp_path / "rows.jsonl"
     path.write_text('{"input": "The capital of France is", "output": "Paris"}\n')
-    words = ["eval", "answers", "-u", url, "--protocol", "openai", "--model", "m", "--input-data", str(path)]
-    assert main(words) == 0
+    assert ask(url, str(path)) == 0
     assert "asked at /v1/completions, without a chat template" in capsys.readouterr().out
     of_run = protocol_for(Service(url, "", None, None, "m", None, "openai"))
     assert [request["path"] for request in asked] == [f"/v1/{OPENAI[of_run][0]}"]
@@ -136,26 +127,23 @@ def test_a_triton_server_and_a_least_score(interface: str, tmp_path: Path, capsy
 
 def test_mistakes_are_told(openai: Any, rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url, _ = openai
-    words = ["eval", "answers", "-u", url, "--protocol", "openai", "--input-data", rows]
 
     def said(*more: str) -> str:
-        assert main([*words, *more]) in {1, 2}
+        assert ask(url, rows, "--endpoint-type", "chat", *more) in {1, 2}
         return capsys.readouterr().err
 
-    assert "the model has no chat template; use `input`" in said("--model", "m", "--endpoint-type", "completions")
-    assert "has no model 'x'; it has m" in said("--model", "x", "--endpoint-type", "chat")
-    assert "unknown metric 'bleu'" in said("--model", "m", "--metrics", "bleu")
-    assert "rows.jsonl: 2 rows cannot be scored; the first: row 'fr': pattern" in said(
-        "--model", "m", "--endpoint-type", "chat", "--metrics", "regex"
-    )
+    assert "the model has no chat template; use `input`" in said("--endpoint-type", "completions")
+    assert "has no model 'x'; it has m" in said("--model", "x")
+    assert "unknown metric 'bleu'" in said("--metrics", "bleu")
+    assert "rows.jsonl: 2 rows cannot be scored; the first: row 'fr': pattern" in said("--metrics", "regex")
     openai[1].clear()
-    told = said("--model", "m", "--endpoint-type", "chat", "--tokenizer", str(tmp_path / "nowhere"))
+    told = said("--tokenizer", str(tmp_path / "nowhere"))
     assert f"--tokenizer {tmp_path / 'nowhere'}" in told
     assert "it is missing" in told
     assert not openai[1], "nothing was asked before"
     for option, value in (("--min-score", "nan"), ("--min-score", "2"), ("--request-timeout-s", "-1")):
-        assert main([*words, "--model", "m", option, value]) == 2
-    assert "not an empty directory" in said("--model", "m", "--endpoint-type", "chat", "--output-dir", str(tmp_path))
+        assert ask(url, rows, option, value) == 2
+    assert "not an empty directory" in said("--output-dir", str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -179,21 +167,7 @@ def test_answers_outlive_what_fails_after_them(
     Path("own_metric.py").write_text("def broken(answer, row):\n    return 1 / 0\n")
     rows = ('{"id": "fr", "input": "France", "output": "Paris"}', '{"id": "it", "input": "Italy", "output": "Rome"}')
     Path("rows.jsonl").write_text("\n".join((*rows, more)))
-    argv = [
-        "eval",
-        "answers",
-        "-u",
-        openai[0],
-        "-i",
-        "openai",
-        "--model",
-        "m",
-        "--input-data",
-        "rows.jsonl",
-        "--metrics",
-        metrics,
-    ]
-    assert main([*argv, "--output-dir", "out"]) in {1, 2}
+    assert ask(openai[0], "rows.jsonl", "--metrics", metrics, "--output-dir", "out") in {1, 2}
     assert words in capsys.readouterr().err
     answers = drift.read(Path("out"))
     assert [(row["id"], row["answer"], row["scores"]) for row in answers] == [
@@ -204,19 +178,11 @@ def test_answers_outlive_what_fails_after_them(
 
 def test_answers_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, answers in {"a": ["Paris", "Rome"], "b": ["Paris", "Roma"]}.items():
-        lines = [
-            json.dumps(
-                {
-                    "id": str(n),
-                    "input": "?",
-                    "answer": text,
-                    "tokens": [7, n],
-                    "scores": {"exact": float(text != "Roma")},
-                }
-            )
+        rows = [
+            {"id": str(n), "input": "?", "answer": text, "tokens": [7, n], "scores": {"exact": float(text != "Roma")}}
             for n, text in enumerate(answers)
         ]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ["eval", "drift", str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
     assert main([*words, "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -278,16 +244,6 @@ def test_standard_tasks(openai: Any, endpoint: str, tmp_path: Path, capfd: pytes
         ("a/0", " Paris", {"a.exact_match": 1.0}),
         ("a/1", " Rome", {"a.exact_match": 0.0}),
         ("b/0", " Paris", {"b.exact_match": 1.0}),
-    ]
-
-
-@pytest.mark.usefixtures("lm_eval")
-def test_a_group_has_one_score(openai: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert evaluate(openai[0], "--tasks", "group", "--output-dir", str(tmp_path / "out")) == 0
-    lines = capfd.readouterr().out.splitlines()
-    assert lines[1].split() == ["group.exact_match", "0.500", "0.304", "0.696", "4"]
-    assert [row["scores"] for row in drift.read(tmp_path / "out")] == [
-        {"group.exact_match": value} for value in (1.0, 0.0, 1.0, 0.0)
     ]
 
 

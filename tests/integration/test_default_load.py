@@ -81,14 +81,6 @@ def test_the_llm_api_in_triton_cannot_set_an_exact_length(tmp_path: Path) -> Non
     check_load(result, [*LOADS, (16, 128, 0)])
 
 
-def test_trtllm_serve(tmp_path: Path) -> None:
-    toolchains = ["tensorrt_llm", "tensorrt_llm_pytorch"]
-    results = measured(lane_of(tmp_path, "1.2.0", toolchain=toolchains, settings__serve__frontend=["trtllm_serve"]))
-    assert [result["settings"]["exact_length"] for result in results] == [True, True]
-    for result in results:
-        check_load(result)
-
-
 def test_other_openai_servers(tmp_path: Path) -> None:
     names = ["vllm", "sglang", "transformers"]
     lane = lane_of(tmp_path, "1.2.0", toolchain=names)

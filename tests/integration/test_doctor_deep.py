@@ -192,23 +192,6 @@ def test_trtllm_serve_serves_where_there_is_no_triton_and_its_options_are_compar
 
 
 @pytest.mark.nightly
-def test_what_ten_minutes_are_not_enough_for_comes_the_next_time(tmp_path: Path) -> None:
-    lane = Lane(tmp_path / "lane", "1.0.0", gpus=1)
-    answer_right(lane, "llama")
-    words = ("doctor", "--deep", "--toolchain", "tensorrt_llm", "--format", "json")
-    first = rows(json.loads(lane.pipeline(*words)))
-    left = {name for name, each in first.items() if "postponed to the next run" in each["detail"]}
-    assert left >= {"fp32", "int4_wo"}
-    assert {name for name, each in first.items() if each["status"] == "verified"} >= {"fp16", "fp8", "int4_awq"}
-    built = lane.starts()["trtllm-build"]
-    found = json.loads(lane.pipeline(*words))
-    assert {name: each["status"] for name, each in rows(found).items() if name in left} == dict.fromkeys(
-        left, "verified"
-    )
-    assert lane.starts()["trtllm-build"] == built + len(left) + 1  # and --help
-
-
-@pytest.mark.nightly
 def test_the_pytorch_runtime_in_the_families_and_precisions_that_it_has(tmp_path: Path) -> None:
     has = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "phi3")
     lane = Lane(tmp_path / "lane", "1.2.0", sm=100, gpus=1, model_optimizer="0.47.0")

@@ -53,18 +53,6 @@ def test_a_volume_is_filled_and_checked(name: str, tmp_path: Path) -> None:
     assert all("/resolve/" in path or path.startswith("/api/v1/") for path in with_token), "not where the files lie"
 
 
-def test_it_goes_on_after_a_failure_and_until_then_the_bundle_is_not_whole(tmp_path: Path) -> None:
-    with FakeHub({"me/b": repository()}) as hub:
-        hub.faults = [Fault("model/tokenizer.json", status=403, times=1)]
-        done = run(hub, tmp_path / "v")
-        assert done.returncode == 1
-        assert done.stderr.strip().endswith("tokenizer.json: 403 Forbidden")
-        assert not (tmp_path / "v" / "SHA256SUMS").exists()
-        done = run(hub, tmp_path / "v")
-        assert done.returncode == 0, done.stderr
-        assert "there already: engine/rank 0.engine" in done.stdout
-
-
 def test_another_bundle_replaces_the_one_before(tmp_path: Path) -> None:
     """Until it is whole, no server starts with a mix; Triton would load a model that only the old one has."""
     volume = tmp_path / "v"
@@ -76,10 +64,12 @@ def test_another_bundle_replaces_the_one_before(tmp_path: Path) -> None:
     with FakeHub({"me/b": old, "me/c": repository(new)}) as hub:
         assert run(hub, volume).returncode == 0
         missing = run(hub, volume, REPOSITORY="me/none")
-        assert missing.returncode == 1
+        assert (missing.returncode, "Traceback" in missing.stderr) == (1, False)
         assert (volume / "SHA256SUMS").exists(), "the volume is as it was"
         hub.faults = [Fault("model/tokenizer.json", status=403, times=1)]
-        assert run(hub, volume, REPOSITORY="me/c").returncode == 1
+        broken = run(hub, volume, REPOSITORY="me/c")
+        assert broken.returncode == 1
+        assert broken.stderr.strip().endswith("tokenizer.json: 403 Forbidden")
         assert not (volume / "SHA256SUMS").exists()
         done = run(hub, volume, REPOSITORY="me/c")
         assert done.returncode == 0, done.stderr
@@ -115,10 +105,3 @@ def test_what_is_not_what_was_exported_is_refused(
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "outside").exists()
     assert not (tmp_path / "v" / "SHA256SUMS").exists()
-
-
-def test_without_a_repository(tmp_path: Path) -> None:
-    with FakeHub({}) as hub:
-        done = run(hub, tmp_path / "v", REPOSITORY="me/none")
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,31 +14,20 @@ from trtllm_pipeline.show.report.openmetrics import to_openmetrics
 from trtllm_pipeline.tensorrt.servers.triton_server import unused_ports
 
 
-@contextmanager
-def serving(command: Sequence[str], option: str, ready: str, **options: Any) -> Iterator[str]:
-    """HOST:PORT of a program that is told by `option` where to listen, once it answers at the path `ready`."""
-    (port,) = unused_ports(1)
-    process = subprocess.Popen([*command, option.format(port=port)], start_new_session=True, **options)
-    address = f"127.0.0.1:{port}"
-    try:
-        assert eventually(lambda: process.poll() is not None or responds(f"http://{address}{ready}"))
-        assert process.poll() is None, f"{command[0]} ended"
-        yield address
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(120)
-
-
 @pytest.mark.programs("prometheus-pushgateway")
-@pytest.mark.parametrize("hostile", [False, True])
-def test_a_push_gateway_keeps_what_is_pushed(hostile: bool, tmp_path: Path) -> None:
+def test_a_push_gateway_keeps_what_is_pushed() -> None:
     parser = pytest.importorskip("prometheus_client.parser")
-    text = to_openmetrics(run(3, hostile=hostile)[0], "run-1")
-    with serving(["prometheus-pushgateway"], "--web.listen-address=127.0.0.1:{port}", "/-/ready") as address:
-        url = f"http://{address}/metrics/job/nightly"
-        pushed = urllib.request.Request(url, text.encode(), method="POST")
-        assert urllib.request.urlopen(pushed, timeout=60).status == 200
-        page = urllib.request.urlopen(f"http://{address}/metrics", timeout=60).read().decode()
+    text = to_openmetrics(run(3, hostile=True)[0], "run-1")
+    address = f"127.0.0.1:{unused_ports(1)[0]}"
+    with subprocess.Popen(["prometheus-pushgateway", f"--web.listen-address={address}"]) as process:
+        try:
+            assert eventually(lambda: process.poll() is not None or responds(f"http://{address}/-/ready"))
+            url = f"http://{address}/metrics/job/nightly"
+            pushed = urllib.request.Request(url, text.encode(), method="POST")
+            assert urllib.request.urlopen(pushed, timeout=60).status == 200
+            page = urllib.request.urlopen(f"http://{address}/metrics", timeout=60).read().decode()
+        finally:
+            process.terminate()
 
     def samples(page: str) -> dict[tuple[str, ...], float]:
         return {
@@ -60,7 +43,7 @@ def test_a_push_gateway_keeps_what_is_pushed(hostile: bool, tmp_path: Path) -> N
     kept = samples(page)
     assert kept == samples(text)
     assert len(kept) > 50
-    assert any(f"model={HOSTILE}" in name for name in kept) == hostile
+    assert any(f"model={HOSTILE}" in name for name in kept)
 
 
 GIVEN = frozenset({"job", "instance"})

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+import walk
 import yaml
 
 from trtllm_pipeline.orchestrate.matrix.recipe_files import recipes_folder
@@ -22,13 +21,7 @@ NUMBER = re.compile(r"\d[\w.,:%-]*")
 
 
 @pytest.fixture
-def walk(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    return importlib.import_module("walk")
-
-
-@pytest.fixture
-def clone(walk: ModuleType, tmp_path: Path) -> Iterator[Path]:
+def clone(tmp_path: Path) -> Iterator[Path]:
     """A directory as the page expects it, where the quickstart's model is a little one made on the spot."""
     walk.prepare(tmp_path)
     little = yaml.safe_load((recipes_folder() / "tiny.yaml").read_text(encoding="utf-8"))
@@ -40,7 +33,7 @@ def clone(walk: ModuleType, tmp_path: Path) -> Iterator[Path]:
         walk.perform("pipeline serve stop first", tmp_path)
 
 
-def test_every_command_works_and_prints_what_the_page_shows(walk: ModuleType, clone: Path) -> None:
+def test_every_command_works_and_prints_what_the_page_shows(clone: Path) -> None:
     pytest.importorskip("xllamacpp")
     port, performed = str(unused_ports(1)[0]), 0
     for step in walk.steps(PAGE.read_text(encoding="utf-8")):

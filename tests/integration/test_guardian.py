@@ -12,7 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import UnionType
 
@@ -434,56 +434,6 @@ def test_a_killed_guardian_is_noticed_and_nothing_is_left(tmp_path: Path, nap: s
         with pytest.raises(PipelineError, match="was killed"):
             wait_for(guardian, Exited)
         assert not sleepers(nap)
-
-
-# Cost.
-
-
-@pytest.mark.timing
-def test_starting_through_the_guardian_costs_little(
-    guardian: Guardian, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
-    def through_guardian(count: int) -> float:
-        began = time.perf_counter()
-        for number in range(2):
-            guardian.spawn(str(number), ["/bin/true"], env=os.environ, cwd=tmp_path, log=tmp_path / "log")
-        started, ended = 2, 0
-        while ended < count:
-            select.select([guardian], [], [])
-            for event in guardian.read_events():
-                if isinstance(event, Exited):
-                    ended += 1
-                    if started < count:
-                        guardian.spawn(str(started), ["/bin/true"], env=os.environ, cwd=tmp_path, log=tmp_path / "log")
-                        started += 1
-        return (time.perf_counter() - began) / count * 1e3
-
-    def through_popen(count: int) -> float:
-        began = time.perf_counter()
-        with (tmp_path / "log").open("a") as log:
-            running: list[subprocess.Popen] = []
-            for _ in range(count):
-                if len(running) == 2:
-                    running.pop(0).wait()
-                options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "cwd": tmp_path}
-                running.append(subprocess.Popen(["/bin/true"], start_new_session=True, **options))
-            for process in running:
-                process.wait()
-        return (time.perf_counter() - began) / count * 1e3
-
-    def guardian_cpu_s() -> float:
-        fields = Path(f"/proc/{guardian.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    through_guardian(20)  # starts the guardian
-    before = guardian_cpu_s()
-    ours, theirs = zip(*((through_guardian(100), through_popen(100)) for _ in range(3)), strict=True)
-    cpu_ms = (guardian_cpu_s() - before) / 300 * 1e3
-    figures = {"guardian_ms": min(ours), "popen_ms": min(theirs), "guardian_cpu_ms": cpu_ms}
-    for name, value in figures.items():
-        record_property(name, value)
-    print("per `true`, two at a time:", *(f"{name} {value:.2f}" for name, value in figures.items()))
-    assert cpu_ms < 2  # time on the wall says more about what else this machine does
 
 
 def test_the_guardian_imports_nothing_of_ours() -> None:

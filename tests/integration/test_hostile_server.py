@@ -250,28 +250,19 @@ PROTOCOLS = ("openai_chat", "openai_chat_unary", "openai_completions", "openai_c
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"error": {"message": "the engine died", "code": 500}},
-        {"error": "the engine died"},
-        {"object": "error", "message": "the engine died"},
-        {"detail": "the engine died"},
-    ],
-)
-def test_an_error_with_status_200_is_told_in_the_servers_words(
-    start: Start, protocol: str, body: dict[str, object]
-) -> None:
-    for text in (json.dumps(body), json.dumps(body, indent=1) + "\r\n\r\n"):
-        answers = [whole(200, text.encode())]
-        assert error_of(start(lambda: iter(answers)).port, protocol, "openai", 60.0) == "the engine died"  # noqa: B023
+def test_an_error_is_told_in_the_servers_words(start: Start, protocol: str) -> None:
+    """Other forms of errors are in tests/unit/measure/client/test_wire_formats.py."""
 
+    def told(status: int, body: bytes) -> str | None:
+        return error_of(start(lambda: iter([whole(status, body)])).port, protocol, "openai", 60.0)
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_an_error_without_openais_envelope_is_told_in_the_servers_words(start: Start, protocol: str) -> None:
-    body = json.dumps({"message": "the engine died"}).encode()
-    error = error_of(start(lambda: iter([whole(503, body)])).port, protocol, "openai", 60.0)
-    assert error == "HTTP status 503: the engine died"
+    assert told(200, b'{"error": {"message": "the engine died", "code": 500}}') == "the engine died"
+    assert told(200, b'{\n "detail": "the engine died"\n}\r\n\r\n') == "the engine died"
+    assert told(503, b'{"message": "the engine died"}') == "HTTP status 503: the engine died"
+    for status, size in ((200, 4000), (503, 4000 + len("HTTP status 503: "))):
+        error = told(status, json.dumps({"error": "died" * 1000}).encode()) or ""
+        assert error.endswith(f"... ({size} characters)")
+        assert error.count("characters") == 1, "it is shortened once"
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS[::2])
@@ -284,16 +275,6 @@ def test_an_error_event_is_told_in_the_servers_words(start: Start, protocol: str
     ):
         parts = [EVENTS, before, b"event: error\ndata: " + data + b"\n\n", event(PART), b"data: [DONE]\n\n"]
         assert error_of(start(lambda: iter(parts)).port, protocol, "openai", 60.0) == told  # noqa: B023
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("status", [200, 503])
-def test_a_long_error_is_shortened_once(start: Start, protocol: str, status: int) -> None:
-    answers = [whole(status, json.dumps({"error": "died" * 1000}).encode())]
-    error = error_of(start(lambda: iter(answers)).port, protocol, "openai", 60.0) or ""
-    size = len("HTTP status 503: " * (status == 503)) + 4000
-    assert error.endswith(f"... ({size} characters)")
-    assert error.count("characters") == 1
 
 
 def test_a_whole_answer_is_not_a_stream(start: Start) -> None:

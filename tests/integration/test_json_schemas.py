@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import json_schemas
 import pytest
 
 from tests.helpers.command_line import pipeline
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def closed(schema: Any) -> Any:
@@ -36,9 +34,7 @@ def printed(folder: Path, words: str, *, codes: Iterable[int] = (0, 1, 3, 4)) ->
 def test_every_output_is_as_documented(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp")
     jsonschema = pytest.importorskip("jsonschema")
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    json_schemas = importlib.import_module("json_schemas")
     monkeypatch.setattr(json_schemas, "pipeline", printed)
     found = json_schemas.examples(tmp_path)
     documented = {path.stem for path in json_schemas.FOLDER.glob("*.json")}

@@ -177,22 +177,6 @@ def failing(stand: Stand) -> None:
     stand.respond = lambda _model, _values: Script((), error="boom")
 
 
-def empty(stand: Stand) -> None:
-    stand.respond = lambda _model, _values: Script(((0.004, ""),))
-
-
-def echoing(stand: Stand) -> None:
-    stand.respond = lambda _model, values: Script.of(values["text_input"], first_s=0.004, gap_s=0.001)
-
-
-def overcounting(stand: Stand) -> None:
-    def respond(model: str, values: Mapping[str, Any]) -> Script:
-        script = honest(model, values)
-        return dataclasses.replace(script, counts=tuple(2 * count for count in script.counts or ()))
-
-    stand.respond = respond
-
-
 def restarting(stand: Stand) -> None:
     def respond(model: str, values: Mapping[str, Any]) -> Script:
         assert stand.process is not None
@@ -250,9 +234,6 @@ def remembering(stand: Stand) -> None:
     ("lie", "gate", "message"),
     [
         (failing, "failures", "6 of 6 requests failed"),
-        (empty, "empty_answers", "6 of 6 responses are empty"),
-        (echoing, "prompt_echo", "start with their prompt"),
-        (overcounting, "token_count", "more tokens than max_tokens"),
         (restarting, "server", "did not survive the run"),
         (giving_up, "server", "was not ready after the run"),
         (too_fast, "roofline", r"reading the 100000 MB of weights it needs takes \d+"),

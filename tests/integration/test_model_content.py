@@ -231,18 +231,6 @@ def test_a_model_without_a_tokenizer_that_we_read_is_told_by_the_plan(
     )
 
 
-def test_nothing_is_told_of_a_tokenizer_that_is_made_of_a_vocabulary(
-    hub: FakeHub, matrix: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    files = hub.repositories[HUGGING_FACE].files
-    del files["tokenizer.json"]
-    files["tokenizer.model"] = b"!"
-    files["tokenizer_config.json"] = b'{"tokenizer_class": "InternLM2Tokenizer"}'
-    for _ in range(2):
-        pipeline("plan", "-m", matrix, "--workspace", tmp_path / "w", "--toolchain", "embedded")
-    assert not [line for line in caplog.messages if "tokenizer.json" in line]
-
-
 def test_a_hub_out_of_reach_stops_a_run_rather_than_changing_its_keys(
     hub: FakeHub, matrix: Path, tmp_path: Path
 ) -> None:

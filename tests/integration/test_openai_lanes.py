@@ -20,6 +20,7 @@ from tests.helpers import command_line
 from tests.helpers.needed import quantize_package
 from tests.helpers.trtllm_runs import Lane, cells
 from tests.helpers.waiting import eventually
+from trtllm_pipeline.tensorrt.servers.triton_server import unused_ports
 
 STAND_IN = Path(__file__).parents[1] / "standins" / "openai_server.py"
 LLAMA_SERVER = Path(__file__).parents[1] / "helpers" / "llama_server.py"
@@ -141,8 +142,7 @@ def running(servers: Servers) -> Iterator[str]:
     """The URL of a server that somebody else has started."""
     servers.pipeline("stage", "download", "tiny", "--output-dir", "model")
     command = [sys.executable, str(STAND_IN), "vllm", "serve", str(servers.folder / "model"), "--host", "127.0.0.1"]
-    with socket_port() as port:
-        pass
+    (port,) = unused_ports(1)
     process = subprocess.Popen([*command, "--port", str(port), "--max-model-len", "208"], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert b"serves" in process.stdout.readline()
@@ -150,20 +150,6 @@ def running(servers: Servers) -> Iterator[str]:
     assert process.poll() is None, "it was stopped"
     process.send_signal(signal.SIGTERM)
     process.wait(60)
-
-
-class socket_port:  # noqa: N801  used like a function
-    """A port that is free now."""
-
-    def __enter__(self) -> int:
-        import socket
-
-        self.socket = socket.socket()
-        self.socket.bind(("127.0.0.1", 0))
-        return int(self.socket.getsockname()[1])
-
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
 
 
 def test_a_server_that_runs_already_is_left_alone_and_the_report_says_so(servers: Servers, running: str) -> None:
@@ -194,8 +180,7 @@ def test_a_managed_server_is_measured_through_its_own_gateway(servers: Servers, 
 
 
 def test_nothing_at_a_url_is_told_at_once(servers: Servers) -> None:
-    with socket_port() as port:
-        pass
+    (port,) = unused_ports(1)
     (row,) = servers.run(["openai"], {"openai": {"url": f"http://127.0.0.1:{port}"}}, code=1).values()
     assert row["failed_stage"] == "launch"
     assert "no response from" in row["reason"]
@@ -235,8 +220,7 @@ def test_a_printed_command_starts_the_server(servers: Servers) -> None:
         "--model",
         "a model",
     ]
-    with socket_port() as port:
-        pass
+    (port,) = unused_ports(1)
     shell = servers.pipeline("stage", "launch", *words, "--http-port", str(port), "--print")
     process = subprocess.Popen(
         ["bash", "-c", shell],

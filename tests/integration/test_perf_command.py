@@ -111,16 +111,8 @@ def test_whole_answers(service: Service, tmp_path: Path, interface: str) -> None
     assert level["tpot_ms"]["n"] == 0
 
 
-@pytest.mark.parametrize("interface", ["grpc", "http", "openai"])
-def test_a_cache_said_to_be_off_is_tried(service: Service, tmp_path: Path, interface: str) -> None:
-    where = (
-        "-u",
-        service.grpc if interface == "grpc" else service.http,
-        "--protocol",
-        interface,
-        "--model",
-        "ensemble",
-    )
+def test_a_cache_said_to_be_off_is_tried(service: Service, tmp_path: Path) -> None:
+    where = ("-u", service.grpc, "--model", "ensemble")
     words = ("--requests", "4", "--declare", "enable_kv_cache_reuse=false", "--event-file", "e.jsonl")
     result = loaded(tmp_path, *where, *words)
     records = [json.loads(line) for line in (tmp_path / "e.jsonl").read_text().splitlines()]
@@ -199,7 +191,6 @@ def test_failed_requests_do_not_stop_the_others(service: Service, tmp_path: Path
     [
         ("-u 127.0.0.1:9 --model x", 1, "UNAVAILABLE"),
         ("-u 127.0.0.1:9 --protocol http --model x", 1, "Connect call failed"),
-        ("-u HTTP --protocol http --model nope", 2, "'nope' is not found\n  try: --model names the model"),
         ("-u GRPC --model nope", 2, "'nope' is not found\n  try: --model names the model"),
         ("-u HTTP --protocol openai --model nope", 2, "has no model 'nope'; it has ensemble, plain"),
         ("-u GRPC --model ensemble --extra-inputs top_k:abc", 2, "ensemble is INT32, not 'abc'"),

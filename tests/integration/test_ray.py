@@ -165,15 +165,6 @@ def test_stopping_ends_every_process_on_the_node(
     assert not runs(pid)
 
 
-def test_closing_the_executor_ends_what_runs(connected: RayCluster, tmp_path: Path) -> None:
-    executor = ClusterExecutor(connected)
-    command = ("sh", "-c", "echo $$ > pid; exec sleep 600")
-    long = submit(executor, job(tmp_path, "long", command=command, node=connected.nodes[1].node))
-    pid = int(appears(Path(long.attempt) / "pid"))
-    executor.close()
-    assert eventually(lambda: not runs(pid))
-
-
 @pytest.mark.parametrize(
     ("command", "failure", "said"),
     [

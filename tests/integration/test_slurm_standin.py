@@ -129,10 +129,8 @@ def test_stopping_a_job_that_runs(executor: ClusterExecutor, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("state", "failure", "message"),
     [
-        ("NODE_FAIL", FailureClass.LOST, "long: lost with its node: Slurm reports NODE_FAIL"),
         ("TIMEOUT", FailureClass.TIMEOUT, "long: Slurm ended it at its time limit"),
         ("OUT_OF_MEMORY", FailureClass.OUT_OF_MEMORY, "long: Slurm ended it at its memory limit"),
-        ("FAILED", FailureClass.USER, "long: Slurm reports FAILED"),
         ("FAILED JobLaunchFailure", FailureClass.LOST, "long: lost with its node: Slurm reports JobLaunchFailure"),
     ],
 )

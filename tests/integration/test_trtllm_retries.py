@@ -68,19 +68,6 @@ def test_killed_in_the_middle_it_goes_on_where_it_was(tmp_path: Path) -> None:
     assert len(built(lane)["provenance"]["changes"]) == 2
 
 
-def test_what_never_works_ends_with_what_is_left_to_do(tmp_path: Path) -> None:
-    lane = lane_of(tmp_path, Fault("build_oom", times=None))
-    (cell,) = lane.run(*WORDS, *ALLOWED, "--set", "settings.retry.times=2", code=1).values()
-    assert (cell["status"], cell["failure"]) == ("failed", "out_of_memory")
-    assert tried(lane) == [4096, 2048, 1024]
-    process = lane.start("resume", "--workspace", str(lane.workspace), "--format", "json")
-    out, err = process.communicate(timeout=280)
-    assert process.returncode == 1, err
-    assert next(iter(cells(out).values()))["changes"] == cell["changes"]
-    assert tried(lane) == [4096, 2048, 1024, 1024]  # the last is tried again, as after every failure
-    assert "pipeline resume -w" in err
-
-
 def test_with_fail_fast_nothing_is_tried_again_and_that_is_said(tmp_path: Path) -> None:
     lane = lane_of(tmp_path, Fault("build_oom", times=None, above=1500))
     process = lane.start(*lane.words(*WORDS, *ALLOWED, "--fail-fast"))

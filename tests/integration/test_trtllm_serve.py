@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
 import sys
 import uuid
@@ -85,22 +83,6 @@ def test_it_says_where_it_is_and_ends_when_told(launched: Callable[..., Launched
     assert not service.left()
 
 
-def test_one_that_is_deaf_is_stopped(launched: Callable[..., Launched]) -> None:
-    service = launched("--deaf", "--workers", "1", stop_timeout_s=1.0)
-    service.ready()
-    service.process.terminate()
-    assert service.process.wait(60) == 0
-    assert not service.left()
-
-
-def test_nothing_is_left_when_the_stage_is_killed(launched: Callable[..., Launched]) -> None:
-    service = launched("--deaf", "--workers", "2")
-    service.ready()
-    service.process.kill()
-    service.process.wait()
-    assert eventually(lambda: not service.left()), service.left()
-
-
 @pytest.mark.seam
 def test_a_dead_server_ends_the_stage_with_its_log(launched: Callable[..., Launched]) -> None:
     service = launched("--workers", "1", restarts=0)
@@ -109,14 +91,6 @@ def test_a_dead_server_ends_the_stage_with_its_log(launched: Callable[..., Launc
     assert service.process.wait(60) == 1
     assert "ended with exit status 3" in service.log()
     assert "    told to die" in service.log()
-
-
-def test_a_dead_server_is_started_again_on_its_port(launched: Callable[..., Launched]) -> None:
-    service = launched(restarts=1)
-    before = service.ready()
-    os.kill(before["pid"], signal.SIGKILL)
-    assert eventually(lambda: service.ready()["pid"] != before["pid"])
-    assert service.ready()["url"] == before["url"]
 
 
 @pytest.mark.seam

@@ -13,8 +13,7 @@ import pytest
 from typing_extensions import Self
 
 from tests.helpers.waiting import eventually
-from trtllm_pipeline.base.domain import Exclusive, Scope
-from trtllm_pipeline.orchestrate.run import by_hand
+from trtllm_pipeline.base.domain import Exclusive
 from trtllm_pipeline.orchestrate.store import claims
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,8 +22,6 @@ MANY = "400"
 """Stage runs of 0.2 s each, two at a time: more than the turn of whoever waits takes, even on a busy machine."""
 TURN_S = 60.0
 """In which whoever waits has had its turn. It takes some seconds."""
-
-Invoke: TypeAlias = Callable[..., "subprocess.Popen[str]"]
 
 
 class Invocation:
@@ -97,19 +94,6 @@ def test_who_measures_alone_comes_to_it_although_others_always_have_something_th
         each.begins()
 
 
-def test_who_builds_comes_to_it_although_others_measure_one_after_another(invoke: Invoke) -> None:
-    measuring = [invoke(name, "measures", MANY).begins() for name in "ab"]
-    assert invoke("c", "builds", "6").process.wait(TURN_S) == 0
-    assert [each.works for each in measuring] == [True, True]
-
-
-def test_who_measures_by_hand_comes_to_it_as_well(invoke: Invoke) -> None:
-    building = [invoke(name, "builds", MANY).begins() for name in "ab"]
-    with by_hand._leased(0, "perf", Scope.IN_SERVICE, Exclusive.MACHINE, {}):
-        pass
-    assert [each.begins().works for each in building] == [True, True]
-
-
 @pytest.mark.seam
 def test_first_come_first_served(invoke: Invoke, leases: Path) -> None:
     for built in [invoke(name, "builds", "1") for name in "abc"]:
@@ -125,13 +109,6 @@ def test_first_come_first_served(invoke: Invoke, leases: Path) -> None:
         claim.release()
     begun = [each.begins().begun_s for each in every]
     assert begun == sorted(begun)
-
-
-def test_who_needs_two_gpus_gets_them_although_others_always_take_one(invoke: Invoke) -> None:
-    gpus = ("GPU-a", "GPU-b")
-    building = [invoke("a", "builds", MANY, *gpus).begins(), invoke("b", "builds", MANY, *gpus, seconds=0.3).begins()]
-    assert invoke("c", "pairs", "3", *gpus).process.wait(TURN_S) == 0
-    assert [each.works for each in building] == [True, True]
 
 
 def test_who_waits_for_gpus_is_in_nobodys_way_who_needs_others_or_none(invoke: Invoke) -> None:

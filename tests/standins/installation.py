@@ -108,29 +108,22 @@ def install(
     *,
     sm: int = 90,
     gpus: int = 8,
-    gpu_memory_gib: float = 80,
     examples: bool = True,
-    engines: bool | None = None,
     templates: Path | None = None,
     packages: Mapping[str, str] | None = None,
     model_optimizer: str | None = None,
     hub_datasets: Iterable[str] = (),
-    slow: Mapping[str, float] | None = None,
-    fail: Mapping[str, Iterable[Fault]] | None = None,
 ) -> Installation:
     """Lay out `release` in the new or empty `folder`.
 
-    `engines`: whether `trtllm-build` is there; by default, whether the release still had it. `templates`: a folder
-    `all_models`, shown where the release has its own. `packages`: versions of other Python packages that seem to be
-    installed. `model_optimizer`: its version in a Python of its own. `hub_datasets`: names of data sets that can be had from the hub; none by default, as without a network.
-    `slow`: seconds by program that it takes (`trtllm-build`: for each rank a worker builds; `trtllm-serve`: until it
-    listens; "token": each token it answers). `fail`: faults by program.
+    `templates`: a folder `all_models`, shown where the release has its own. `packages`: versions of other Python packages
+    that seem to be installed. `model_optimizer`: its version in a Python of its own. `hub_datasets`: names of data sets that
+    can be had from the hub; none by default, as without a network.
 
     Raises ValueError for a release before the first that was recorded.
     """
     version = Version(release)
-    if engines is None:
-        engines = version < releases.FIRST_WITHOUT_ENGINES
+    engines = version < releases.FIRST_WITHOUT_ENGINES
     tools: dict[str, releases.Table | None] = {}
     if engines:
         tools["trtllm-build"] = releases.table("trtllm-build", release)
@@ -157,14 +150,11 @@ def install(
                 "index": index,
                 "uuid": f"GPU-00000000-0000-0000-0000-{index:012d}",
                 "name": _NAMES.get(sm, f"NVIDIA stand-in SM {sm}"),
-                "memory_bytes": int(gpu_memory_gib * 2**30),
+                "memory_bytes": 80 << 30,
                 "sm": sm,
             }
             for index in range(gpus)
         ],
-        "driver": "550.54.15",
-        "cuda": "12.4",
-        "slow": dict(slow or {}),
         "hub_datasets": list(hub_datasets),
         "packages": str(Path(str(tokenizers.__file__)).parents[1]),
         **_ways(version),
@@ -183,6 +173,7 @@ def install(
         _write_metadata(site, name, number)
     for module in ("pynvml.py", *(("sitecustomize.py",) if gpus else ())):
         shutil.copy(Path(__file__).parent / "site" / module, site)
+    shutil.copy(_ROOT / "tests/helpers/nvml.py", site / "boards.py")
     environment = {
         "PATH": os.pathsep.join((str(folder / "bin"), os.environ.get("PATH", os.defpath))),
         "PYTHONPATH": os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH")))),
@@ -199,8 +190,6 @@ def install(
         shown.parent.mkdir(exist_ok=True)
         shown.symlink_to(templates.absolute())
         environment["TENSORRT_LLM_TEMPLATES"] = str(shown)
-    for tool, planned in (fail or {}).items():
-        faults.add(folder, tool, *planned)
     return Installation(folder, release, environment)
 
 

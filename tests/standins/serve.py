@@ -1,8 +1,8 @@
 """A stand-in for `trtllm-serve`, whose workers are sessions of their own as those that MPI spawns are.
 
-    serve.py MODEL --host HOST --port PORT [--workers N] [--die FILE] [--deaf] [--never]
+    serve.py MODEL --host HOST --port PORT [--workers N] [--die FILE] [--never]
 
-It ends with the status in FILE as soon as there is one; `--deaf` ignores signals, `--never` is never healthy.
+It ends with the status in FILE as soon as there is one; `--never` is never healthy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import argparse
 import http.server
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -24,7 +23,6 @@ parser.add_argument("--host", default="localhost")
 parser.add_argument("--port", type=int, default=8000)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--die", type=Path, default=Path("/nowhere"))
-parser.add_argument("--deaf", action="store_true")
 parser.add_argument("--never", action="store_true")
 given = parser.parse_args()
 
@@ -46,9 +44,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-if given.deaf:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 for _ in range(given.workers):
     # Deaf, and a session of its own whose parent has ended: only descent leads to it.
     worker = "import signal, time; signal.signal(15, signal.SIG_IGN); signal.signal(2, signal.SIG_IGN); time.sleep(300)"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -44,14 +43,13 @@ def refusal(words: str) -> ProgramError:
 
 @dataclass(slots=True)
 class Work:
-    """One start of a program: where it is installed, what is known of its release, and what it must do wrong."""
+    """One start of a program: where it is installed, and what is known of its release."""
 
     tool: str
     """Its name, with the family for converters: `convert_checkpoint.py:llama`."""
     folder: Path
     facts: Mapping[str, Any]
     """`standin.json`: release, options by program, GPUs, and the release's ways."""
-    fault: faults.Fault | None = None
 
     @property
     def release(self) -> str:
@@ -86,38 +84,24 @@ class Work:
             visible.append(known[name.strip()])
         return visible
 
-    def seconds(self, name: str) -> float:
-        """How long `name` was told to take."""
-        return float(self.facts["slow"].get(name, 0.0))
-
     def begin(self) -> None:
         """Call when the arguments and the input are right. Does what this start was told to do wrong."""
         names = (self.tool, self.tool.partition(":")[0])
         taken = (faults.take(self.folder, name, sys.argv) for name in names)
-        self.fault = next((each for each in taken if each is not None), None)
-        if self.fault is None:
+        fault = next((each for each in taken if each is not None), None)
+        if fault is None:
             return
-        if self.fault.kind in faults.WORDS:
-            raise ProgramError(faults.WORDS[self.fault.kind])
-        if self.fault.kind == "hang":
-            print("working", flush=True)
-            time.sleep(600)  # not for ever: nothing may outlive a broken test by much
-            raise refusal("told to hang, and nobody came for 600 s")
+        if fault.kind in faults.WORDS:
+            raise ProgramError(faults.WORDS[fault.kind])
+        print("working", flush=True)
+        time.sleep(600)  # not for ever: nothing may outlive a broken test by much
+        raise refusal("told to hang, and nobody came for 600 s")
 
     def write(self, files: Sequence[tuple[Path, bytes]]) -> None:
-        """Write `files`, or half of the bytes and no more if it is to be killed."""
-        killed = self.fault is not None and self.fault.kind == "killed"
-        left = sum(len(content) for _, content in files) // 2 if killed else None
+        """Write `files`."""
         for path, content in files:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content if left is None else content[:left])
-            if left is not None:
-                left -= len(content)
-                if left <= 0:
-                    break
-        if killed:
-            sys.stdout.flush()
-            os.kill(os.getpid(), signal.SIGKILL)
+            path.write_bytes(content)
 
 
 def main(tool: str, folder: str, arguments: Sequence[str]) -> int:

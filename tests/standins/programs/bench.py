@@ -1,6 +1,5 @@
 """`trtllm-bench throughput`: answers a data set in its own process, and writes the report.
 
-Each token takes as long as it was told to ("token", of `slow`), and so many requests are in flight as `--concurrency` says.
 Source of the report's form: `bench/dataclasses/reporting.py`.
 """
 
@@ -8,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -36,7 +34,6 @@ def run(work: Work, argv: Sequence[str]) -> int:
         read_settings(Path(settings).read_text("utf-8"))
     rows = _rows(options["dataset"])
     work.begin()
-    time.sleep(work.seconds("trtllm-bench"))
     if options.get("report_json"):
         sys.path.append(work.facts["packages"])
         report = _report(work, group["model"], Tokens(model), backend, rows, options)

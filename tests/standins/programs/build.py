@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -57,9 +56,7 @@ def run(work: Work, argv: Sequence[str]) -> int:
     mine = range(work.rank, world, work.ranks) if under_mpi else range(world)
     output = Path(options["output_dir"])
     files = []
-    for done, rank in enumerate(mine):
-        if done % workers == 0:
-            time.sleep(work.seconds("trtllm-build"))  # of one rank; each worker builds another one meanwhile
+    for rank in mine:
         gpu = work.gpus[(work.rank if under_mpi else rank % workers) % len(work.gpus)]
         files.append((output / f"rank{rank}.engine", engine_bytes(work, rank, gpu)))
         print(f"[TRT-LLM] [I] Serializing engine to {files[-1][0]}...", flush=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -34,7 +33,6 @@ def run(work: Work, argv: Sequence[str]) -> int:
     if family == "glm-4-9b":
         model = _glm(model, options)
     work.begin()
-    time.sleep(work.seconds("convert_checkpoint.py"))
     write_checkpoint(
         work,
         Path(options["output_model_dir" if family == "gemma" else "output_dir"]),
@@ -87,7 +85,6 @@ def _with_heads(work: Work, kind: str, options: Mapping[str, Any]) -> int:
             raise ProgramError(f'FileNotFoundError: No such file or directory: "{heads}/medusa_lm_head.safetensors"')
         own = {name: options[name] for name in ("num_medusa_heads", "num_medusa_layers")}
     work.begin()
-    time.sleep(work.seconds("convert_checkpoint.py"))
     write_checkpoint(
         work,
         Path(options["output_dir"]),

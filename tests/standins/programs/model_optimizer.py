@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -49,7 +48,6 @@ def run(work: Work, argv: Sequence[str]) -> int:
     if precision in {"int4_awq", "w4a8_awq"} and number_of_experts(model):
         raise refusal("export_hf_checkpoint ends with an error for AWQ of experts")
     work.begin()
-    time.sleep(work.seconds(work.tool))
     quantization = {"quant_algo": algorithm, "kv_cache_quant_algo": cache}
     if asked["checkpoint_format"] == "tensorrt_llm":
         layout = {name: int(asked[name]) for name in ("tp", "pp")}

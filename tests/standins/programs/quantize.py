@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -47,7 +46,6 @@ def run(work: Work, argv: Sequence[str]) -> int:
     if calibrates:
         _check_dataset(dataset, work.facts["hub_datasets"])
     work.begin()
-    time.sleep(work.seconds("quantize.py"))
     awq: dict[str, Any] = {
         "group_size": options["awq_block_size"],
         "has_zero_point": False,

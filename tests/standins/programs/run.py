@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,6 @@ def run(work: Work, argv: Sequence[str]) -> int:
     _check_speculation(config["build_config"].get("speculative_decoding_mode"), options)
     _check_adapters(config["build_config"], options, Path(options["engine_dir"]))
     work.begin()
-    time.sleep(work.seconds("run.py"))
     if work.rank == 0:
         built, asked = config["build_config"], options["max_output_len"]
         limit = built.get("max_seq_len") or built["max_input_len"] + built["max_output_len"]

@@ -66,7 +66,6 @@ def run(work: Work, argv: Sequence[str]) -> int:
     given = {word.partition("=")[0].lstrip("-") for word in argv}
     limit = _load(work, model, {name: options[name] for name in options if name not in _LIMITS or name in given}, value)
     work.begin()
-    time.sleep(work.seconds("trtllm-serve"))
     settings = (
         {} if (file := value["--extra_llm_api_options"]) is None else read_settings(Path(file).read_text("utf-8"))
     )
@@ -405,7 +404,6 @@ class _Handler(BaseHTTPRequestHandler):
             usage_wanted = (asked.get("stream_options") or {}).get("include_usage")
             self._stream(about, made, reason, usage if usage_wanted else None, chat=chat)
             return
-        time.sleep(self.server.work.seconds("token") * len(made))
         text = "".join(made)
         about["object"] = "chat.completion" if chat else "text_completion"
         said: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
@@ -422,7 +420,6 @@ class _Handler(BaseHTTPRequestHandler):
         if chat:
             self._event({**about, "choices": [{"index": 0, "delta": {"role": "assistant"}, "finish_reason": None}]})
         for index, text in enumerate(made):
-            time.sleep(self.server.work.seconds("token"))
             said: dict[str, Any] = {"delta": {"content": text}} if chat else {"text": text}
             last = reason if index + 1 == len(made) else None
             self._event({**about, "choices": [{"index": 0, **said, "finish_reason": last}]})

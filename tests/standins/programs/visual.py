@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -40,7 +39,6 @@ def run(work: Work, argv: Sequence[str]) -> int:
     if not work.gpus:
         raise ProgramError("[TRT] [E] createInferBuilder: CUDA initialization failure with error: 100", traceback=False)
     work.begin()
-    time.sleep(work.seconds("build_visual_engine.py"))
     config: dict[str, Any] = {
         "builder_config": {
             "precision": "float16",
