@@ -101,7 +101,8 @@ class Level:
         return {"concurrency": self.concurrency, "request_rate": self.request_rate, "repeat": self.repeat}
 
 
-def _one_process() -> Any:
+def _of_one_process() -> Any:
+    """What a `multiprocessing.Value` is for several processes."""
     return SimpleNamespace(value=0, get_lock=nullcontext)
 
 
@@ -111,9 +112,9 @@ class Share:
 
     worker: int = 0
     workers: int = 1
-    number: Any = field(default_factory=_one_process)
-    """Number of a closed loop's next conversation. With several processes a `multiprocessing.Value`, as is the next."""
-    warm: Any = field(default_factory=_one_process)
+    number: Any = field(default_factory=_of_one_process)
+    """Number of a closed loop's next conversation."""
+    warm: Any = field(default_factory=_of_one_process)
     """Number of processes that find the server warm."""
 
     def slots(self, total: int) -> range:

@@ -125,9 +125,8 @@ class SoFar:
         run = read_run(self._events, self._tokenizer, self._head + text)
         self._head += b"".join(line for line in text.splitlines(True) if line.startswith(b'{"type": "prompt"'))
         for level in run.levels:
-            joules = (_energy_j(level, repeat) for repeat in level.repeats)
             of_level = self._repeats.setdefault((level.concurrency, level.request_rate), [])
-            of_level += [_repeat(run, level, *each) for each in zip(level.repeats, joules, strict=True)]
+            of_level += [_repeat(run, level, repeat) for repeat in level.repeats]
         for known, new in (
             (self._probes, _probes(run, self._objectives)),
             (self._closed, _closed(run, self._objectives)),
@@ -245,8 +244,7 @@ def _token_count(run: LoadRun) -> dict[str, Any]:
 def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Sequence[str]) -> LevelResult:
     """The metrics of a level. A `refused` run keeps its observations but not its headline rates."""
     measured, good = level.measured, level.answered
-    joules = [_energy_j(level, repeat) for repeat in level.repeats]
-    repeats = [_repeat(run, level, *each) for each in zip(level.repeats, joules, strict=True)]
+    repeats = [_repeat(run, level, repeat) for repeat in level.repeats]
     name, reason = windows.headline([repeat.windows for repeat in repeats])
     chosen = [repeat.windows[name] for repeat in repeats]
     cached = [tokens for request in good if (tokens := request.record.get("cached_tokens")) is not None]
@@ -270,7 +268,7 @@ def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Seque
         schedule=None if level.request_rate is None else _schedule(level),
         acceptance=_acceptance(level),
         tokens_per_joule=_over(median, repeats, "tokens_per_joule"),
-        gpu_use=counters.gpu_use(level.gpus, joules),
+        gpu_use=counters.gpu_use(level.gpus, [_energy_j(level, repeat) for repeat in level.repeats]),
         triton_use=counters.triton_use(
             level.triton, level.gauges, [_in_flight(level, repeat) for repeat in level.repeats]
         ),
@@ -347,8 +345,8 @@ def _energy_j(level: LevelRun, repeat: int) -> float | None:
     return counters.energy_j(records, whole.start_ns, whole.end_ns)
 
 
-def _repeat(run: LoadRun, level: LevelRun, repeat: int, joules: float | None) -> RepeatResult:
-    requests = level.repeats[repeat]
+def _repeat(run: LoadRun, level: LevelRun, repeat: int) -> RepeatResult:
+    requests, joules = level.repeats[repeat], _energy_j(level, repeat)
     measured = [request for request in requests if request.measured]
     good = [request for request in measured if request.answered]
     anchor = run.records.header.get("anchor")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -86,9 +86,7 @@ async def look(client: AnyClient, target: Target, claim: ExpectedServer, events:
     triton = client if isinstance(client, Client) else None
     if claim.declared or claim.engine or claim.repository:
         try:
-            checks = await read_back(
-                triton, claim.declared, engine=claim.engine, repository=claim.repository, asked_by=claim.by
-            )
+            checks = await read_back(triton, claim)
         except (OSError, ValueError) as error:
             raise StageError(f"the settings of {claim.engine or claim.repository} cannot be read: {error}") from error
         known = {check.setting.rpartition(": ")[2] for check in checks}
@@ -183,29 +181,21 @@ class SettingCheck(NamedTuple):
     got_from: str
 
 
-async def read_back(
-    client: Client | None,
-    declared: Mapping[str, Json],
-    *,
-    engine: Path | None,
-    repository: Path | None,
-    asked_by: str = "the matrix",
-) -> list[SettingCheck]:
-    """Settings that two sources report. `declared` has the values of `asked_by` by TensorRT-LLM's names. Without a
-    repository they are compared with the client's model and `tensorrt_llm`. `client` is None for other servers than
-    Triton.
+async def read_back(client: Client | None, claim: ExpectedServer) -> list[SettingCheck]:
+    """Settings that two sources report. Without a repository, the declared ones are compared with the client's model and
+    `tensorrt_llm`. `client` is None for other servers than Triton.
 
     Raises ServerError if the server does not respond, OSError or ValueError for a file that cannot be read.
     """
-    checks = [] if engine is None else list(_engine(declared, engine, asked_by))
+    checks, repository = list(_engine(claim)), claim.repository
     if client is None:
         return checks
     if repository is None:
         for name in dict.fromkeys((client.model.name, model_names.ENGINE_MODEL)):
             with suppress(ServerError):  # without an ensemble, the second model is missing
-                checks += _model(declared, name, await client.config(name), asked_by)
+                checks += _model(claim, name, await client.config(name))
     else:
-        checks += _llm_api(declared, repository / model_names.ENGINE_MODEL / "1" / "model.yaml", asked_by)
+        checks += _llm_api(claim, repository / model_names.ENGINE_MODEL / "1" / "model.yaml")
     for path in sorted(repository.glob("*/config.pbtxt")) if repository is not None else ():
         name = path.parent.name
         try:
@@ -219,7 +209,7 @@ async def read_back(
             SettingCheck(f"{name}: {key}", wanted, "config.pbtxt", got, "the server")
             for key, wanted, got in compare(model_config.read(path, allow_unknown=True), served)
         ]
-        checks += _model(declared, name, served, asked_by)
+        checks += _model(claim, name, served)
     return checks
 
 
@@ -261,29 +251,36 @@ def _values(path: str, expected: Any, got: Any) -> Iterator[tuple[str, Json, Jso
         yield from compare(expected, got, f"{path}.")
 
 
-def _engine(declared: Mapping[str, Json], engine: Path, asked_by: str) -> Iterator[SettingCheck]:
+def _engine(claim: ExpectedServer) -> Iterator[SettingCheck]:
     """The limits in an engine's config.json, at TensorRT-LLM's paths."""
-    built = dict(Fields.read_optional(engine, "config.json").fields("build_config").values)
+    if claim.engine is None:
+        return
+    built = dict(Fields.read_optional(claim.engine, "config.json").fields("build_config").values)
     if built.get("max_seq_len") is not None:
-        built["max_seq_len"] = Engine.read(engine).max_seq_len  # without the length added for drafts
-    for name in _BUILD:
-        if declared.get(name) is not None and built.get(name) is not None:
-            yield SettingCheck(name, declared[name], asked_by, built[name], "the engine's config.json")
+        built["max_seq_len"] = Engine.read(claim.engine).max_seq_len  # without the length added for drafts
+    yield from _compared(claim, _BUILD, built, "the engine's config.json")
 
 
-def _llm_api(declared: Mapping[str, Json], path: Path, asked_by: str) -> Iterator[SettingCheck]:
+def _compared(
+    claim: ExpectedServer, names: Iterable[str], got: Mapping[str, Json], got_from: str
+) -> Iterator[SettingCheck]:
+    for name in names:
+        if claim.declared.get(name) is not None and got.get(name) is not None:
+            yield SettingCheck(name, claim.declared[name], claim.by, got[name], got_from)
+
+
+def _llm_api(claim: ExpectedServer, path: Path) -> Iterator[SettingCheck]:
     """Settings of TensorRT-LLM's `llmapi` model, if a repository has one."""
     if not path.is_file():
         return
     configured = user_files.read_mapping(path, user_files.decode_yaml)
     got = {**configured, "enable_kv_cache_reuse": (configured.get("kv_cache_config") or {}).get("enable_block_reuse")}
-    for name in (*_BUILD, "enable_kv_cache_reuse"):
-        if declared.get(name) is not None and got.get(name) is not None:
-            yield SettingCheck(name, declared[name], asked_by, got[name], "model.yaml")
+    yield from _compared(claim, (*_BUILD, "enable_kv_cache_reuse"), got, "model.yaml")
 
 
-def _model(declared: Mapping[str, Json], name: str, served: Any, asked_by: str) -> Iterator[SettingCheck]:
+def _model(claim: ExpectedServer, name: str, served: Any) -> Iterator[SettingCheck]:
     """The declared settings that the configuration of model `name` has as parameters or fields."""
+    declared = claim.declared
     for key, expected in declared.items():
         if expected is None or key in _BUILD:
             continue
@@ -291,11 +288,11 @@ def _model(declared: Mapping[str, Json], name: str, served: Any, asked_by: str) 
             text = str(expected).lower() if isinstance(expected, bool) else str(expected)
             got = str(served.parameters[key].string_value)
             yield SettingCheck(
-                f"{name}: {key}", text, asked_by, got.lower() if isinstance(expected, bool) else got, "the server"
+                f"{name}: {key}", text, claim.by, got.lower() if isinstance(expected, bool) else got, "the server"
             )
     if name == model_names.ENGINE_MODEL:
         batch = "triton_max_batch_size" if "triton_max_batch_size" in declared else "max_batch_size"
         for key, got in ((batch, served.max_batch_size), ("decoupled", served.model_transaction_policy.decoupled)):
             # A model without a batch dimension batches internally, as llmapi does.
             if declared.get(key) is not None and not (key == batch and got == 0):
-                yield SettingCheck(f"{name}: {key}", declared[key], asked_by, got, "the server")
+                yield SettingCheck(f"{name}: {key}", declared[key], claim.by, got, "the server")

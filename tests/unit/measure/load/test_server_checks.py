@@ -9,7 +9,7 @@ import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.measure.load.server_checks import SettingCheck, compare, read_back
+from trtllm_pipeline.measure.load.server_checks import ExpectedServer, SettingCheck, compare, read_back
 
 
 def written() -> Any:
@@ -98,7 +98,7 @@ def of_llmapi(folder: Path, text: str | None, **declared: Json) -> list[SettingC
     (version.parent / "config.pbtxt").write_text('name: "tensorrt_llm" backend: "python"')
     if text is not None:
         (version / "model.yaml").write_text(text)
-    checks = asyncio.run(read_back(Served(), declared, engine=None, repository=folder))  # type: ignore[arg-type]
+    checks = asyncio.run(read_back(Served(), ExpectedServer(declared, repository=folder)))  # type: ignore[arg-type]
     return [check for check in checks if check.asked_by == "the matrix"]
 
 
@@ -122,8 +122,8 @@ def test_what_llmapi_was_not_told_is_not_made_up(tmp_path: Path, text: str | Non
 def test_a_server_that_is_no_triton_tells_nothing(tmp_path: Path) -> None:
     engine = tmp_path / "engine"
     engine.mkdir()
-    declared: dict[str, Json] = {"max_seq_len": 192}
-    assert asyncio.run(read_back(None, declared, engine=engine, repository=tmp_path)) == [], "a directory of weights"
+    claim = ExpectedServer({"max_seq_len": 192}, engine, tmp_path)
+    assert asyncio.run(read_back(None, claim)) == [], "a directory of weights"
     (engine / "config.json").write_text('{"build_config": {"max_seq_len": 128}}')
     expected = [SettingCheck("max_seq_len", 192, "the matrix", 128, "the engine's config.json")]
-    assert asyncio.run(read_back(None, declared, engine=engine, repository=tmp_path)) == expected
+    assert asyncio.run(read_back(None, claim)) == expected
