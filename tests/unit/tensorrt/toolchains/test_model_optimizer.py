@@ -99,32 +99,41 @@ def test_batches_hold_neighbours_in_length_the_longest_first() -> None:
     assert alone == [[7, 7], [5], [3], [1]]
 
 
+SMALL = {**QWEN2_7B, "num_attention_heads": 32, "hidden_size": 4096, "num_key_value_heads": 8}
+MIXTURE = {**QWEN2_7B, "architectures": ["Qwen2MoeForCausalLM"], "decoder_sparse_step": 1, "mlp_only_layers": []}
+GPT2 = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_layer": 12, "n_head": 12, "n_embd": 768}
+
+
 @pytest.mark.parametrize(
-    ("layout", "precision", "said"),
+    ("config", "layout", "precision", "said"),
     [
-        (Layout(8, 1), "fp8", "tp8: 28 attention heads cannot be split evenly over 8 GPUs"),
-        (Layout(1, 3), "fp8", "pp3: 28 layers cannot be split evenly into 3 stages"),
-        (Layout(7, 1), "fp8", "tp7: 4 KV heads can neither be split over 7 GPUs nor copied to them evenly"),
+        (QWEN2_7B, Layout(8, 1), "fp8", "tp8: 28 attention heads cannot be split evenly over 8 GPUs"),
+        (QWEN2_7B, Layout(1, 3), "fp8", "pp3: 28 layers cannot be split evenly into 3 stages"),
+        (QWEN2_7B, Layout(7, 1), "fp8", "tp7: 4 KV heads can neither be split over 7 GPUs nor copied to them evenly"),
+        (
+            SMALL,
+            Layout(8, 1),
+            "int4_awq",
+            "18944 gives each GPU 2368, which must be a multiple of 128 for int4_awq; tp4 fits",
+        ),
+        ({**MIXTURE, "decoder_sparse_step": 2}, Layout(1, 1), "fp8", "qwen2_moe with layers without experts"),
+        ({**MIXTURE, "mlp_only_layers": [0]}, Layout(1, 1), "fp8", "qwen2_moe with layers without experts"),
+        (GPT2, Layout(8, 1), "fp8", "12 attention heads"),
     ],
 )
-def test_layouts_that_cannot_be_are_refused(layout: Layout, precision: str, said: str) -> None:
+def test_layouts_that_cannot_be_are_refused(
+    config: dict[str, object], layout: Layout, precision: str, said: str
+) -> None:
     with pytest.raises(StageError, match=said) as caught:
-        checkpoint_writer.check_layout(QWEN2_7B, layout, formats.PRECISIONS[precision])
+        checkpoint_writer.check_layout(config, layout, formats.PRECISIONS[precision])
     assert caught.value.failure is FailureClass.INFEASIBLE
 
 
 def test_layouts_that_can_be_are_taken() -> None:
     for tp, pp in ((1, 1), (2, 2), (4, 1), (4, 7)):
         checkpoint_writer.check_layout(QWEN2_7B, Layout(tp, pp), formats.PRECISIONS["int4_awq"])
-
-
-def test_groups_of_scales_are_not_cut() -> None:
-    small = {**QWEN2_7B, "num_attention_heads": 32, "hidden_size": 4096, "num_key_value_heads": 8}
-    checkpoint_writer.check_layout(small, Layout(8, 1), formats.PRECISIONS["fp8"])
-    with pytest.raises(
-        StageError, match="18944 gives each GPU 2368, which must be a multiple of 128 for int4_awq; tp4 fits"
-    ):
-        checkpoint_writer.check_layout(small, Layout(8, 1), formats.PRECISIONS["int4_awq"])
+    for config, layout in ((SMALL, Layout(8, 1)), (MIXTURE, Layout(1, 1)), (GPT2, Layout(4, 2))):
+        checkpoint_writer.check_layout(config, layout, formats.PRECISIONS["fp8"])
 
 
 def test_an_architecture_that_would_lose_parts_is_refused() -> None:
@@ -133,14 +142,6 @@ def test_an_architecture_that_would_lose_parts_is_refused() -> None:
             {"architectures": ["FalconForCausalLM"]}, Layout(1, 1), formats.PRECISIONS["fp8"]
         )
     assert "hugging_face" in str(caught.value.hint)
-
-
-@pytest.mark.parametrize("layers", [{"decoder_sparse_step": 2}, {"mlp_only_layers": [0]}])
-def test_a_mixture_with_layers_without_experts_is_refused(layers: dict[str, object]) -> None:
-    mixture = {**QWEN2_7B, "architectures": ["Qwen2MoeForCausalLM"], "decoder_sparse_step": 1, "mlp_only_layers": []}
-    checkpoint_writer.check_layout(mixture, Layout(1, 1), formats.PRECISIONS["fp8"])
-    with pytest.raises(StageError, match="qwen2_moe with layers without experts"):
-        checkpoint_writer.check_layout({**mixture, **layers}, Layout(1, 1), formats.PRECISIONS["fp8"])
 
 
 def test_awq_of_a_mixture_is_refused_before_it_is_measured() -> None:
@@ -161,13 +162,6 @@ def test_what_would_be_written_wrongly_is_refused(architecture: str, model_type:
     assert caught.value.failure is FailureClass.INFEASIBLE
     assert checkpoint_writer.unwritten(model_type, "fp8") is None
     assert checkpoint_writer.unwritten(model_type, "int4_awq") is not None
-
-
-def test_gpt2_is_read_by_its_own_keys() -> None:
-    config = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_layer": 12, "n_head": 12, "n_embd": 768}
-    checkpoint_writer.check_layout(config, Layout(4, 2), formats.PRECISIONS["fp8"])
-    with pytest.raises(StageError, match="12 attention heads"):
-        checkpoint_writer.check_layout(config, Layout(8, 1), formats.PRECISIONS["fp8"])
 
 
 def test_cache_precisions() -> None:
