@@ -17,7 +17,7 @@ from trtllm_pipeline.show.cli import completion, options
 from trtllm_pipeline.show.cli.output import emit_as, note
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.orchestrate import remote_store
+    from trtllm_pipeline.orchestrate import Outline, remote_store
 
 Url = Annotated[
     str,
@@ -150,27 +150,22 @@ def _chosen(
     request: Request | None,
 ) -> list[remote_store.ArtifactKey]:
     """The selected artifacts out of `known`. None means those of the run or the matrix."""
-    from trtllm_pipeline.orchestrate import remote_store
+    from trtllm_pipeline.orchestrate import plan_file, remote_store
     from trtllm_pipeline.orchestrate import runs as run_folders
 
-    selected: Iterable[remote_store.ArtifactKey] | None = None
+    planned: Outline | None = None
     if request is not None:
         from trtllm_pipeline.orchestrate import plan_of
 
-        runs = plan_of(request, store).stage_runs.values()
-        selected = [
-            remote_store.ArtifactKey(each.stage.name, each.fingerprint)
-            for each in runs
-            if each.stage.scope is not Scope.SERVICE
-        ]
+        planned = plan_file.outline(plan_of(request, store))
     elif selection.run is not None:
-        planned = run_folders.read_run(run_folders.find_run(store, selection.run)).stage_runs.values()
+        planned = run_folders.read_run(run_folders.find_run(store, selection.run))
+    if planned is not None:
         selected = [
             remote_store.ArtifactKey(each.stage, each.fingerprint)
-            for each in planned
+            for each in planned.stage_runs.values()
             if each.scope is not Scope.SERVICE
         ]
-    if selected is not None:
         names = set(selected if known is None else known)
         known = [place for place in selected if place in names]
     assert known is not None
@@ -223,16 +218,7 @@ def _end(url: str, results: Sequence[remote_store.ArtifactTransfer], format: str
             f"{each.stage:<11} {each.fingerprint} {each.size_bytes / 1e6:>10.1f} MB  "
             f"{words.get(each.state, each.state):<14} {label}"
         )
-        artifacts.append(
-            {
-                "stage": each.stage,
-                "fingerprint": each.fingerprint,
-                "label": label,
-                "size_bytes": each.size_bytes,
-                "transfer_bytes": each.transfer_bytes,
-                "state": each.state,
-                "message": each.message,
-            }
-        )
+        details = {name: getattr(each, name) for name in ("size_bytes", "transfer_bytes", "state", "message")}
+        artifacts.append({"stage": each.stage, "fingerprint": each.fingerprint, "label": label, **details})
     emit_as(format, {"schema": 1, "url": url, "artifacts": artifacts}, text=lambda _: "\n".join(lines))
     raise typer.Exit(1 if any(each.state == "refused" for each in results) else 0)

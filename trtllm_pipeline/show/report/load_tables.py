@@ -165,11 +165,8 @@ def _values(level: LevelResult) -> list[tuple[str, Any]]:
         goodput = level.goodput
         rows += [("goodput_share", goodput.share), ("goodput_requests_per_s", goodput.requests_per_s)]
         rows += [("goodput_output_tokens_per_s", goodput.output_tokens_per_s)]
-    if level.tokens_per_joule is not None:
-        rows += [("tokens_per_joule", level.tokens_per_joule)]
-    if level.acceptance is not None:
-        rows += [("acceptance", level.acceptance)]
-    return rows
+    others = {"tokens_per_joule": level.tokens_per_joule, "acceptance": level.acceptance}
+    return [*rows, *((name, value) for name, value in others.items() if value is not None)]
 
 
 def _waited(level: LevelResult) -> str | None:
