@@ -104,8 +104,7 @@ def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
     name = check_name(wish.name or target.name)
     folder = servers.folder_of(workspace, name)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = servers.take(folder)
+        lock = _own(folder)
     except OSError as error:
         raise _unwritable(folder, error) from error
     if lock is None:
@@ -145,6 +144,14 @@ def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
         if isinstance(error, OSError):
             raise _unwritable(folder, error) from error
         raise
+
+
+def _own(folder: Path) -> claims.Claim | None:
+    """The lock of a server that may not exist yet. None if it is running. Raises OSError."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):  # an ended server of this name was just removed
+            return servers.take(folder)
 
 
 def _unwritable(folder: Path, error: OSError) -> StateError:

@@ -102,6 +102,7 @@ def test_types_of_fewer_bits_than_a_byte_and_of_the_future_pass(folder: Path, ki
         ("tokenizer.json", None, "no tokenizer"),
         ("model.safetensors", None, "no safetensors weights"),
         ("tokenizer.json", "version https://git-lfs.github.com/spec/v1\noid", "git-lfs pointer"),
+        ("model.safetensors", "version https://git-lfs.github.com/spec/v1\noid", "git-lfs pointer"),
         ("model.safetensors.index.json", "{}", "not a safetensors index"),
         ("model.safetensors.index.json", "[]", "not a JSON object"),
         ("model.safetensors.index.json", '{"weight_map": {"a": "x.safetensors"}}', "incomplete"),

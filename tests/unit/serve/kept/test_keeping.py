@@ -608,6 +608,30 @@ def test_nothing_is_started_of_what_was_removed_since_it_was_found(tmp_path: Pat
     assert find(store.workspace) == []
 
 
+def test_a_server_is_started_although_one_of_its_name_is_removed_at_that_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded(tmp_path, state=State.STOPPED, keeper=DEAD)
+    take, began = servers.take, list[State]()
+
+    def removed(of: Path) -> claims.Claim | None:
+        if (of / "server.json").exists():
+            monkeypatch.setattr(servers, "take", take)
+            control.remove(look(of))
+        return take(of)
+
+    def begins(of: Path, lock: claims.Claim) -> None:
+        began.append(look(of).state)
+        lock.release()
+
+    monkeypatch.setattr(servers, "take", removed)
+    monkeypatch.setattr(control, "write_repository", lambda *_: tmp_path)
+    monkeypatch.setattr(control, "_job", lambda *_: SimpleNamespace(write=lambda _: None))
+    monkeypatch.setattr(control, "_spawn", begins)
+    control.start(WHAT, control.Wish(name="one"), tmp_path)
+    assert began == [State.STARTING]
+
+
 def test_a_stop_ends_in_order_what_is_started_under_the_name_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
