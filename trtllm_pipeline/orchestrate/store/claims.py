@@ -313,14 +313,13 @@ class WaitingPlace:
     """
 
     def __init__(self) -> None:
-        self._folder = ""
         self._claim: Claim | None = None
         self._request: LeaseWanted | None = None
         self.by: str | None = None
         """The stage run that waits in it. None if none does."""
 
     def is_behind(self, request: LeaseWanted) -> bool:
-        """Return True if others come first. It takes one system call if no process waits."""
+        """Return True if others come first."""
         return self._in_own_way(request) or next(self._before(request), None) is not None
 
     def settle(self, request: LeaseWanted, by: str, *, got_it: bool, beside_standing: bool = False) -> None:
@@ -338,10 +337,11 @@ class WaitingPlace:
         """Stop waiting. May be called twice."""
         if self._claim is None:
             return
+        folder = Path(self._claim.path).parent
         self._claim.release()
         self._claim = self._request = self.by = None
         with suppress(OSError):  # others are waiting too
-            Path(self._waiting).rmdir()
+            folder.rmdir()
 
     def blockers(self, gpus: Sequence[str], exclusive: Exclusive) -> tuple[Sequence[str], Exclusive, tuple[str, ...]]:
         """Return the request for `machine_users`, and descriptions of the earlier waiters."""
@@ -354,19 +354,14 @@ class WaitingPlace:
     def _in_own_way(self, request: LeaseWanted) -> bool:
         return self._request is not None and request != self._request and request.is_in_the_way_of(self._request)
 
-    @property
-    def _waiting(self) -> str:
-        if not self._folder:
-            self._folder = str(machine_leases() / _WAITING)
-        return self._folder
-
     def _before(self, request: LeaseWanted) -> Iterator[Path]:
+        folder = machine_leases() / _WAITING
         try:
-            names = os.listdir(self._waiting)
+            names = os.listdir(folder)
         except OSError:  # no process waits
             return
         ours = os.path.basename(self._claim.path) if self._claim is not None and request == self._request else None
-        for path in (Path(self._waiting, name) for name in names if ours is None or name < ours):
+        for path in (folder / name for name in names if ours is None or name < ours):
             if (waits := _waits_for(path)) is not None and request.is_in_the_way_of(waits):
                 yield path
 
@@ -383,8 +378,9 @@ class WaitingPlace:
 
     def _take(self, request: LeaseWanted) -> None:
         with suppress(OSError):  # on a full disk, wait without a place
-            Path(self._waiting).mkdir(exist_ok=True)
-            claim = take(f"{self._waiting}/{time.monotonic_ns():020}-{os.getpid()}")
+            folder = machine_leases() / _WAITING
+            folder.mkdir(exist_ok=True)
+            claim = take(folder / f"{time.monotonic_ns():020}-{os.getpid()}")
             if claim is not None:
                 self._claim, self._request = claim, request
                 os.write(claim.fd, " ".join((request.exclusive.value, str(request.gpus), *request.among)).encode())
