@@ -18,7 +18,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
@@ -228,11 +227,7 @@ def _fits(segments: Sequence[str], parts: Sequence[str]) -> bool:
     # A last `*` matches everything below, even if the id ends before it.
     if len(parts) > len(segments) + (parts[-1:] == ["*"]):
         return False
-    return all(_matches(segment, part) for segment, part in zip(segments, parts, strict=False))
-
-
-_matches: Final = cache(fnmatch.fnmatchcase)
-"""Cells share most of their segments."""
+    return all(map(fnmatch.fnmatchcase, segments, parts))
 
 
 def _nearest_segments(split: Sequence[Sequence[str]], parts: Sequence[str]) -> str:

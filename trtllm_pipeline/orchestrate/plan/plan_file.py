@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = 1
 NAME: Final = "plan.json"
-_SCOPES: Final = {scope.value: scope for scope in Scope}
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +241,7 @@ def read_plan(path: Path) -> Outline:
                     run["id"],
                     run["stage"],
                     run["fingerprint"],
-                    _SCOPES[run["scope"]],
+                    Scope(run["scope"]),
                     tuple(run["inputs"].values()),
                     tuple(run["after"]),
                     tuple(run["cells"]),

@@ -419,7 +419,7 @@ class Execution:
                 gpus,
                 exclusive=exclusive,
                 others=others,
-                enter=self._enter.beside_standing if beside_standing else self._enter,
+                enter=self._enter,
                 beside_standing=beside_standing,
                 place=self._place,
                 by=run.id,

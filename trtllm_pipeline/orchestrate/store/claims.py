@@ -127,8 +127,9 @@ def machine_leases() -> Path:
     return Path(folder)
 
 
-Entry: TypeAlias = Callable[[Exclusive], "list[Claim] | None"]
-"""Takes the claims on the machine itself, alongside only those that its argument allows. None if others exist."""
+Entry: TypeAlias = Callable[[Exclusive, bool], "list[Claim] | None"]
+"""Takes the claims on the machine itself, alongside only those that `exclusive` and `beside_standing` allow. None if others
+exist."""
 
 
 def lease_machine(
@@ -144,7 +145,8 @@ def lease_machine(
     """Claim the machine, as `exclusive` says, and as many GPUs as in `gpus`. Returns claims and GPU names.
 
     GPUs that another invocation holds are replaced by `others`. None if too few are left. So two invocations, even on
-    different workspaces, never share a GPU, and only allowed tasks run alongside a measurement.
+    different workspaces, never share a GPU, and only allowed tasks run alongside a measurement. `beside_standing` allows
+    standing servers, because the measurement may use one of them.
 
     With a `place`, it is also None while this lease would block earlier waiters. It then waits itself, in the name of
     `by`: call again, or leave the place.
@@ -154,17 +156,16 @@ def lease_machine(
     if place is not None and place.is_behind(request):
         leased = None
     else:
-        enter = enter or (enter_beside_standing if beside_standing else _enter)
-        leased = _lease(wanted, len(gpus), exclusive, enter)
+        leased = _lease(wanted, len(gpus), exclusive, enter or _enter, beside_standing=beside_standing)
     if place is not None:
         place.settle(request, by, got_it=leased is not None, beside_standing=beside_standing)
     return leased
 
 
 def _lease(
-    wanted: tuple[str, ...], count: int, exclusive: Exclusive, enter: Entry
+    wanted: tuple[str, ...], count: int, exclusive: Exclusive, enter: Entry, *, beside_standing: bool
 ) -> tuple[list[Claim], tuple[str, ...]] | None:
-    held = enter(exclusive)
+    held = enter(exclusive, beside_standing)
     if held is None:
         return None
     names = list[str]()
@@ -192,8 +193,15 @@ _SHARED: Final = {Exclusive.NONE: _WORK, Exclusive.GPU: _MEASURING}
 """The claim that tasks of one kind share. An exclusive task takes both kinds."""
 
 
-def _enter(exclusive: Exclusive) -> list[Claim] | None:
+def _enter(exclusive: Exclusive, beside_standing: bool) -> list[Claim] | None:
     folder = machine_leases()
+    if beside_standing and exclusive is not Exclusive.NONE:
+        measures = _take_soon(folder / _MEASURING, shared=exclusive is Exclusive.GPU)
+        # From now on no task starts; wait for running ones.
+        if measures and _holders(folder / _WORK).keys() - _holders(folder / _STANDING).keys():
+            measures.release()
+            return None
+        return None if measures is None else [measures]
     shared = _SHARED.get(exclusive)
     held: list[Claim] = []
     for name in sorted((_WORK, _MEASURING), key=lambda name: name != shared):
@@ -209,9 +217,9 @@ def _enter(exclusive: Exclusive) -> list[Claim] | None:
     return held
 
 
-def enter_standing(exclusive: Exclusive) -> list[Claim] | None:
+def enter_standing(exclusive: Exclusive, beside_standing: bool) -> list[Claim] | None:
     """The `Entry` of a standing server, which any process may use."""
-    held = _enter(exclusive)
+    held = _enter(exclusive, beside_standing)
     if held is not None and (claim := _take_soon(machine_leases() / _STANDING, shared=True)) is not None:
         held.append(claim)
     return held
@@ -219,20 +227,6 @@ def enter_standing(exclusive: Exclusive) -> list[Claim] | None:
 
 def _standing(gpu: str) -> Path:
     return machine_leases() / f"{_STANDING}-{gpu}"
-
-
-def enter_beside_standing(exclusive: Exclusive) -> list[Claim] | None:
-    """The `Entry` of measurements that allow standing servers, because they may use one of them."""
-    if exclusive is Exclusive.NONE:
-        return _enter(exclusive)
-    claim = _take_soon(machine_leases() / _MEASURING, shared=exclusive is Exclusive.GPU)
-    if claim is None:
-        return None
-    # From now on no task starts; wait for running ones.
-    if _holders(machine_leases() / _WORK).keys() - _holders(machine_leases() / _STANDING).keys():
-        claim.release()
-        return None
-    return [claim]
 
 
 def _take_soon(path: Path, *, shared: bool) -> Claim | None:
@@ -253,23 +247,14 @@ class SharedEntry:
     """
 
     def __init__(self) -> None:
-        self._held: dict[tuple[Exclusive, Entry], list[Claim]] = {}
-        self._parts: dict[tuple[Exclusive, Entry], int] = {}
+        self._held: dict[tuple[Exclusive, bool], list[Claim]] = {}
+        self._parts: dict[tuple[Exclusive, bool], int] = {}
 
-    def __call__(self, exclusive: Exclusive) -> list[Claim] | None:
-        return self._enter(exclusive, _enter)
-
-    def beside_standing(self, exclusive: Exclusive) -> list[Claim] | None:
-        """The same as `enter_beside_standing`."""
-        if (exclusive, _enter) in self._held:  # it excludes more
-            return self._enter(exclusive, _enter)
-        return self._enter(exclusive, enter_beside_standing)
-
-    def _enter(self, exclusive: Exclusive, enter: Entry) -> list[Claim] | None:
-        kind = exclusive, enter
+    def __call__(self, exclusive: Exclusive, beside_standing: bool) -> list[Claim] | None:
+        kind = exclusive, beside_standing and (exclusive, False) not in self._held  # that excludes more
         if kind not in self._held:
             self.let_go()  # our own claim may be the obstacle
-            claims = enter(exclusive)
+            claims = _enter(*kind)
             if claims is None:
                 return None
             self._held[kind], self._parts[kind] = claims, 0
@@ -277,7 +262,7 @@ class SharedEntry:
         self._parts[kind] += len(held)
         return [_Part(claim, lambda: self._leave(kind)) for claim in held]
 
-    def _leave(self, kind: tuple[Exclusive, Entry]) -> None:
+    def _leave(self, kind: tuple[Exclusive, bool]) -> None:
         self._parts[kind] -= 1
 
     def let_go(self) -> None:
@@ -328,14 +313,13 @@ class WaitingPlace:
     """
 
     def __init__(self) -> None:
-        self._folder = ""
         self._claim: Claim | None = None
         self._request: LeaseWanted | None = None
         self.by: str | None = None
         """The stage run that waits in it. None if none does."""
 
     def is_behind(self, request: LeaseWanted) -> bool:
-        """Return True if others come first. It takes one system call if no process waits."""
+        """Return True if others come first."""
         return self._in_own_way(request) or next(self._before(request), None) is not None
 
     def settle(self, request: LeaseWanted, by: str, *, got_it: bool, beside_standing: bool = False) -> None:
@@ -353,10 +337,11 @@ class WaitingPlace:
         """Stop waiting. May be called twice."""
         if self._claim is None:
             return
+        folder = Path(self._claim.path).parent
         self._claim.release()
         self._claim = self._request = self.by = None
         with suppress(OSError):  # others are waiting too
-            Path(self._waiting).rmdir()
+            folder.rmdir()
 
     def blockers(self, gpus: Sequence[str], exclusive: Exclusive) -> tuple[Sequence[str], Exclusive, tuple[str, ...]]:
         """Return the request for `machine_users`, and descriptions of the earlier waiters."""
@@ -369,19 +354,14 @@ class WaitingPlace:
     def _in_own_way(self, request: LeaseWanted) -> bool:
         return self._request is not None and request != self._request and request.is_in_the_way_of(self._request)
 
-    @property
-    def _waiting(self) -> str:
-        if not self._folder:
-            self._folder = str(machine_leases() / _WAITING)
-        return self._folder
-
     def _before(self, request: LeaseWanted) -> Iterator[Path]:
+        folder = machine_leases() / _WAITING
         try:
-            names = os.listdir(self._waiting)
+            names = os.listdir(folder)
         except OSError:  # no process waits
             return
         ours = os.path.basename(self._claim.path) if self._claim is not None and request == self._request else None
-        for path in (Path(self._waiting, name) for name in names if ours is None or name < ours):
+        for path in (folder / name for name in names if ours is None or name < ours):
             if (waits := _waits_for(path)) is not None and request.is_in_the_way_of(waits):
                 yield path
 
@@ -398,8 +378,9 @@ class WaitingPlace:
 
     def _take(self, request: LeaseWanted) -> None:
         with suppress(OSError):  # on a full disk, wait without a place
-            Path(self._waiting).mkdir(exist_ok=True)
-            claim = take(f"{self._waiting}/{time.monotonic_ns():020}-{os.getpid()}")
+            folder = machine_leases() / _WAITING
+            folder.mkdir(exist_ok=True)
+            claim = take(folder / f"{time.monotonic_ns():020}-{os.getpid()}")
             if claim is not None:
                 self._claim, self._request = claim, request
                 os.write(claim.fd, " ".join((request.exclusive.value, str(request.gpus), *request.among)).encode())
@@ -430,7 +411,7 @@ def machine_users(
 ) -> tuple[str, ...]:
     """Return the processes that `lease_machine` waits for: id, workspace, command line. Empty if the kernel shows none.
 
-    `gpus` are all acceptable ones. `beside_standing`: the lease used `enter_beside_standing`.
+    `gpus` are all acceptable ones.
     """
     folder = machine_leases()
     first: tuple[str, ...] = ()

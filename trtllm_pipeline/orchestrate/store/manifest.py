@@ -193,20 +193,18 @@ def scan(out: str | Path) -> tuple[FileEntry, ...]:
     Raises StateError for files that an artifact cannot hold: sockets, devices, broken links.
     """
     above = len(f"{out}/")
-    return _sorted([_entry(each, each.path[above:]) for each in below(out)])
+    return _sorted(_entry(each, each.path[above:]) for each in below(out))
 
 
 def scan_records(attempt: str | Path) -> tuple[FileEntry, ...]:
     """Return all files of an attempt outside its result: job, log and other files of its programs."""
     above = len(f"{attempt}/")
     records = below(attempt, without=OUT)
-    return _sorted([_entry(each, each.path[above:]) for each in records if each.name != NAME and each.is_file()])
+    return _sorted(_entry(each, each.path[above:]) for each in records if each.name != NAME and each.is_file())
 
 
-def _sorted(files: list[FileEntry]) -> tuple[FileEntry, ...]:
-    if len(files) > 1:
-        files.sort(key=lambda entry: entry.path.split("/"))
-    return tuple(files)
+def _sorted(files: Iterable[FileEntry]) -> tuple[FileEntry, ...]:
+    return tuple(sorted(files, key=lambda entry: entry.path.split("/")))
 
 
 def walk(folder: Path) -> Iterator[Path]:
@@ -320,7 +318,7 @@ def _inspect(folder: Path, sealed: Manifest, *, contents: bool) -> Iterator[tupl
     for name, path in remaining.items():
         if path.parent.name == "__pycache__" or path.suffix == ".pyc":
             yield Kind.DERIVED, name, "was compiled by a server"
-        elif name.startswith(f"{OUT}/") or sealed.records:  # older manifests list the result alone
+        else:
             yield Kind.UNLISTED, name, "is not in the manifest"
 
 

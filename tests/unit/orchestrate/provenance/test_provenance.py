@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from tests.helpers.fabricated import recorded
 from tests.helpers.signed import key_text, publish, read_key, write_key
@@ -21,7 +19,6 @@ from trtllm_pipeline.base.errors import PipelineError, StateError, UsageError
 from trtllm_pipeline.base.fingerprints import canonical, fingerprint
 from trtllm_pipeline.orchestrate import provenance
 from trtllm_pipeline.orchestrate.provenance import Policy, SigningKey
-from trtllm_pipeline.orchestrate.provenance.checking import mismatches
 from trtllm_pipeline.orchestrate.provenance.described import Described
 from trtllm_pipeline.orchestrate.provenance.dsse import Envelope, EnvelopeSignature
 from trtllm_pipeline.orchestrate.provenance.signing import full_statement
@@ -225,14 +222,6 @@ def write_signed(artifact: Artifact, key: SigningKey, payload: bytes) -> None:
     (artifact.folder / ENVELOPE).write_text(envelope.text())
 
 
-def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    if isinstance(value, dict) and value:
-        return [leaf for name, each in value.items() for leaf in leaves(each, (*path, name))]
-    if isinstance(value, list) and value:
-        return [leaf for place, each in enumerate(value) for leaf in leaves(each, (*path, place))]
-    return [path]
-
-
 def test_a_flipped_bit_anywhere_in_the_envelope_is_found(signed: Artifact, strict: Policy) -> None:
     sound = (signed.folder / ENVELOPE).read_bytes().rstrip(b"\n")
     harmless = []
@@ -272,6 +261,9 @@ def test_a_flipped_bit_anywhere_in_the_envelope_is_found(signed: Artifact, stric
         ),
         (lambda s: s["predicate"].pop("runDetails"), "malformed"),
         (lambda s: s.update(predicate=[]), "malformed"),
+        (lambda s: s["predicate"]["buildDefinition"].update(externalParameters=[]), "malformed"),
+        (lambda s: s["predicate"]["runDetails"].update(metadata="x"), "malformed"),
+        (lambda s: s["subject"].append({"name": 7}), "7' differ"),
         (lambda s: s.update(subject={}), "are not this artifact's files"),
         (lambda s: s.update(subject=None), "malformed"),
         (lambda s: s["subject"].pop(), "'deep/weights' differ"),
@@ -315,31 +307,6 @@ def test_a_signed_payload_that_is_no_statement(
     artifact = publish(store)
     write_signed(artifact, key, payload)
     assert said in messages(artifact, strict)
-
-
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
-    lambda each: st.lists(each, max_size=3) | st.dictionaries(st.text(max_size=5), each, max_size=3),
-    max_leaves=8,
-)
-
-
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_whatever_stands_in_a_statement_is_answered_in_words(signed: Artifact, data: st.DataObject) -> None:
-    sealed = read(signed.folder)
-    statement: Any = provenance.statement_of(signed.folder)
-    path = data.draw(st.sampled_from(leaves(statement)))
-    path = path[: data.draw(st.integers(1, len(path)))]
-    place = statement
-    for name in path[:-1]:
-        place = place[name]
-    before, place[path[-1]] = place[path[-1]], data.draw(VALUES)
-    found = list(mismatches(json.dumps(statement).encode(), sealed))
-    assert all(isinstance(each, str) and len(each) < 1000 for each in found)
-    checked = path[0] != "predicate" or {*path} & {"buildType", "externalParameters", "metadata"}
-    if checked and canonical({"": before}) != canonical({"": place[path[-1]]}):
-        assert found
 
 
 def test_another_artifact_s_statement_is_told_by_its_stage_run(store: Store, key: SigningKey, strict: Policy) -> None:

@@ -122,10 +122,7 @@ def test_what_asks_a_standing_server_does_not_wait_for_its_end(leases: Path) -> 
         assert standing.stdout.readline() == "held\n"
         for kind in (Exclusive.MACHINE, Exclusive.GPU):
             assert claims.lease_machine((), exclusive=kind, enter=enter) is None
-            one, two = (
-                claims.lease_machine((), exclusive=kind, enter=enter.beside_standing, beside_standing=True)
-                for _ in range(2)
-            )
+            one, two = (claims.lease_machine((), exclusive=kind, enter=enter, beside_standing=True) for _ in range(2))
             assert claims.lease_machine(()) is None, "what starts now would disturb it"
             for claim in (*one[0], *two[0]):
                 claim.release()
@@ -136,9 +133,7 @@ def test_what_asks_a_standing_server_does_not_wait_for_its_end(leases: Path) -> 
 
 def test_what_asks_a_server_waits_for_what_works(holder: subprocess.Popen[str]) -> None:
     enter = claims.SharedEntry()
-    assert (
-        claims.lease_machine((), exclusive=Exclusive.MACHINE, enter=enter.beside_standing, beside_standing=True) is None
-    )
+    assert claims.lease_machine((), exclusive=Exclusive.MACHINE, enter=enter, beside_standing=True) is None
     (said,) = claims.machine_users((), exclusive=Exclusive.MACHINE, beside_standing=True)
     assert said.startswith(f"process {holder.pid} (")
 
