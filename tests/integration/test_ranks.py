@@ -222,11 +222,6 @@ def test_mpirun_is_never_nested(stage: Stage, monkeypatch: pytest.MonkeyPatch, v
     assert "srun --mpi=pmix" in str(error.value.hint)
 
 
-def test_a_group_that_cannot_be_started(tmp_path: Path) -> None:
-    with pytest.raises(ServerError, match="cannot start the server: cannot run /nowhere"):
-        Group(["/nowhere"], env=os.environ, cwd=tmp_path, log=tmp_path / "log")
-
-
 def test_a_world_whose_guardian_is_killed_ends_with_words(stage: Stage) -> None:
     stage.order("deaf")
     with stage.world(2) as world:
