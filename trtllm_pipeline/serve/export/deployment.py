@@ -139,8 +139,8 @@ class Deployment:
 
     @property
     def gpu_product(self) -> str | None:
-        """The node label that selects the GPU."""
-        return None if self.gpu is None else kubernetes_names.gpu_product(self.gpu)
+        """The node label that selects the GPU: its name with dashes, as NVIDIA's GPU feature discovery writes it."""
+        return None if self.gpu is None else kubernetes_names.label_value("-".join(self.gpu.split()))
 
     @property
     def storage(self) -> str:
