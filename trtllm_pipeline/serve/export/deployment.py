@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base import StateError, UsageError, count, size
+from trtllm_pipeline.base import StateError, UsageError, count, disk, size
 from trtllm_pipeline.models import model_names
 from trtllm_pipeline.orchestrate import CellResult, StageRun, Store, manifest, provenance, served_cell
 from trtllm_pipeline.serve.export import container_images, kubernetes_names
@@ -141,8 +139,8 @@ class Deployment:
 
     @property
     def gpu_product(self) -> str | None:
-        """The node label that selects the GPU."""
-        return None if self.gpu is None else kubernetes_names.gpu_product(self.gpu)
+        """The node label that selects the GPU: its name with dashes, as NVIDIA's GPU feature discovery writes it."""
+        return None if self.gpu is None else kubernetes_names.label_value("-".join(self.gpu.split()))
 
     @property
     def storage(self) -> str:
@@ -240,7 +238,7 @@ def describe(
             f"{world_size} GPUs cannot be split evenly over nodes of {gpus_per_node}", hint="--gpus-per-node N"
         )
     bundle_bytes = sum(
-        disk_bytes(folder)
+        disk.folder_bytes(folder)
         for folder in (served.engine, *(served.inputs.get(name) for name in ("model", *BESIDE)))
         if folder is not None
     )
@@ -316,14 +314,3 @@ def _load_s(served: served_cell.ServedCell, store: Store) -> float | None:
 def _runs(served: served_cell.ServedCell) -> list[StageRun]:
     runs = served.plan.stage_runs
     return [runs[run] for run in served.plan.by_cell[served.cell.id]]
-
-
-def disk_bytes(folder: Path) -> int:
-    """Bytes of all regular files below `folder`. Each inode counts once, symbolic links do not count."""
-    sizes: dict[tuple[int, int], int] = {}
-    for base, _, files in os.walk(folder):
-        for name in files:
-            stat = os.lstat(os.path.join(base, name))
-            if not os.path.islink(os.path.join(base, name)):
-                sizes[stat.st_dev, stat.st_ino] = stat.st_size
-    return sum(sizes.values())

@@ -54,8 +54,3 @@ def checked_storage_class(name: str) -> str:
 def label_value(text: str) -> str:
     """`text` as the value of a label: letters, digits, `-`, `_` and `.`, at most 63. Empty if nothing is left."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:_LABEL_VALUE].strip("-_.")
-
-
-def gpu_product(name: str) -> str:
-    """The label nvidia.com/gpu.product of a GPU: its name with dashes, as NVIDIA's GPU feature discovery writes it."""
-    return label_value("-".join(name.split()))

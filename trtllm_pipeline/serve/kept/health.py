@@ -41,8 +41,8 @@ def gateway_health(folder: Path) -> tuple[str, str] | None:
 class Health:
     """Health of one program, from when it is ready until `close`."""
 
-    def __init__(self, address: str, path: str, *, every_s: float = EVERY_S, limit_s: float = LIMIT_S) -> None:
-        self._address, self._path, self._every_s, self._limit_s = address, path, every_s, limit_s
+    def __init__(self, address: str, path: str, *, every_s: float = EVERY_S) -> None:
+        self._address, self._path, self._every_s = address, path, every_s
         self._missed = 0
         self._since_s = 0.0
         self._why = ""
@@ -71,7 +71,7 @@ class Health:
     def _ask(self) -> str | None:
         """The reason for a failed health check. None for a passed one."""
         try:
-            status, _ = asyncio.run(http.fetch(self._address, self._path, timeout_s=self._limit_s))
+            status, _ = asyncio.run(http.fetch(self._address, self._path, timeout_s=LIMIT_S))
         except ValueError:
             return None  # an invalid address is not evidence against its server
         except (OSError, http.HttpError) as error:

@@ -53,8 +53,10 @@ class ServeTarget:
     def folders(self) -> tuple[Path, ...]:
         """All directories that it is served from, including the engine or weights that its repository refers to."""
         folders = (*self.inputs.values(), *(() if self.model_folder is None else (self.model_folder,)))
-        repository = self.inputs.get("repository")
-        return folders if repository is None else tuple(dict.fromkeys((*folders, *_referenced(repository))))
+        if (repository := self.inputs.get("repository")) is None:
+            return folders
+        command = serve_command(repository) if (repository / SERVE_FILE).is_file() else []
+        return tuple(dict.fromkeys((*folders, *referenced_paths.folders(repository, command))))
 
 
 def require_text(inputs: Mapping[str, Path]) -> None:
@@ -64,12 +66,6 @@ def require_text(inputs: Mapping[str, Path]) -> None:
             "--openai: the gateway only forwards text, and each request to this server needs an image",
             hint="leave it out",
         )
-
-
-def _referenced(repository: Path) -> tuple[Path, ...]:
-
-    command = serve_command(repository) if (repository / SERVE_FILE).is_file() else []
-    return referenced_paths.folders(repository, command)
 
 
 def is_folder(what: str) -> bool:
@@ -142,7 +138,6 @@ def of_folder(folder: Path, model_folder: Path | None, machine: Machine) -> Serv
 
 
 def _of_serve_file(folder: Path, model_folder: Path | None, machine: Machine) -> ServeTarget:
-
     words = serve_command(folder)
     paths = [Path(word) for word in words if word.startswith("/") and Path(word).is_dir()]
     toolchain = toolchains.PYTORCH if "pytorch" in words else toolchains.ENGINES
@@ -280,7 +275,6 @@ def write_repository(target: ServeTarget, out: Path) -> Path:
         return target.inputs["repository"]
     if "repository" not in target.launch.inputs:
         return out
-
     stage = toolchains.load(target.toolchain).stage("repository")
     engine = Engine.read(target.inputs["engine"])
     params = stage_params.load(stage.params, {"max_batch_size": engine.max_batch_size or 1})

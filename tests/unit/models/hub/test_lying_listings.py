@@ -58,14 +58,6 @@ def endless(handler: http.server.BaseHTTPRequestHandler) -> None:
         pass
 
 
-def test_a_listing_is_read(answers: Answers) -> None:
-    weights = {"rfilename": "model.safetensors", "size": 9, "blobId": "1" * 40, "lfs": {"sha256": "2" * 64, "size": 9}}
-    answers.append(sending(json.dumps({"sha": COMMIT, "id": "org/m", "siblings": [FILE, weights]}).encode()))
-    assert hugging_face.pin("org/m", "main", offline=False) == COMMIT
-    found = [(file.path, file.size, file.digest) for file in hugging_face.listing("org/m", COMMIT)]
-    assert found == [("config.json", 3, "0" * 40), ("model.safetensors", 9, "2" * 64)]
-
-
 @pytest.mark.parametrize(
     "body",
     [

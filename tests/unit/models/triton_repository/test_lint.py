@@ -16,10 +16,8 @@ from tests.helpers.broken_repositories import (
     RELEASE,
     STEPS,
     Case,
-    copy,
     step,
     write_ensembles,
-    write_good,
     write_policy,
     write_small,
     write_step,
@@ -34,16 +32,6 @@ from trtllm_pipeline.tensorrt.embedded.params import RepositoryEmbedded
 
 BY_RELEASE = {"TRT407", "TRT606", "TRT611"}
 OF_VLLM = {"TRT608", "TRT609", "TRT612", "TRT613"}
-
-
-@pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_good(tmp_path_factory.mktemp("good"))
-
-
-@pytest.fixture
-def case(good: Path, tmp_path: Path) -> Case:
-    return copy(good, tmp_path / "case")
 
 
 def test_every_rule_has_its_broken_repository() -> None:

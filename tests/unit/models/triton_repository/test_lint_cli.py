@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
-from tests.helpers.broken_repositories import BROKEN, Case, copy, write_engine, write_good
+from tests.helpers.broken_repositories import BROKEN, Case, write_engine
 from trtllm_pipeline.show.cli.app import main
-
-
-@pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_good(tmp_path_factory.mktemp("good"))
-
-
-@pytest.fixture
-def case(good: Path, tmp_path: Path) -> Case:
-    return copy(good, tmp_path / "case")
 
 
 def run(*words: object) -> int:

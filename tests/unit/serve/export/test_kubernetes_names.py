@@ -45,10 +45,6 @@ def test_label_values(text: str) -> None:
     assert re.fullmatch(r"|[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", kubernetes_names.label_value(text))
 
 
-def test_gpu_products_are_written_as_feature_discovery_does() -> None:
-    assert kubernetes_names.gpu_product("NVIDIA H100 80GB HBM3") == "NVIDIA-H100-80GB-HBM3"
-
-
 def test_tags_are_the_newest_of_the_page() -> None:
     assert {release: tag for tag, release in ROW.findall(PAGE)} == container_images.TAGS
 

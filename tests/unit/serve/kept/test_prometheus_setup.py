@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from pathlib import Path
@@ -116,20 +115,6 @@ def test_everything_is_written_and_refers_to_what_is_there(tmp_path: Path) -> No
     provider = yaml.safe_load((folder / "grafana/provisioning/dashboards/pipeline.yml").read_text())["providers"][0]
     assert [each.name for each in Path(provider["options"]["path"]).iterdir()] == ["pipeline.json"]
     assert " > 0.5\n" in (folder / "alerts.yml").read_text()
-
-
-def test_panels_fill_the_grid_without_overlap() -> None:
-    taken: set[tuple[int, int]] = set()
-    panels = json.loads(prometheus_setup.DASHBOARD.read_text())["panels"]
-    for panel in panels:
-        at = panel["gridPos"]
-        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
-        assert not cells & taken
-        assert max(x for x, _ in cells) < 24
-        taken |= cells
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    rows = itertools.accumulate(panel["type"] == "row" for panel in panels)
-    assert len({(row, panel["title"]) for row, panel in zip(rows, panels, strict=True)}) == len(panels)
 
 
 def test_every_metric_of_dashboard_and_alerts_is_documented() -> None:

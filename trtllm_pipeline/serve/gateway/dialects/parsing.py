@@ -422,22 +422,26 @@ class Reader:
             yield from self.need("null", "None")
             emit("{}")
 
+    def listed(self, call: Callable[[bool], Steps[None]]) -> Steps[None]:
+        """Follow `call`, or each one in a list of calls. It gets whether it is in a list."""
+        if not (yield from self.take("[")):
+            yield from call(False)
+            return
+        separator: str | None = ","
+        while separator == ",":
+            yield from self.space()
+            yield from call(True)
+            yield from self.space()
+            separator = yield from self.take(",", "]")
+        self.settle()
+
     def calls_in_json(self, *, declared: bool = False) -> Steps[None]:
         """One call as an object with `name` and `arguments` or `parameters`, or a list of these. Raises BrokenError.
 
         A missing end is ignored after complete arguments. `declared`: names of other tools are not calls.
         """
         yield from self.space()
-        if not (yield from self.take("[")):
-            yield from self._call_in_json(declared=declared)
-            return
-        separator: str | None = ","
-        while separator == ",":
-            yield from self.space()
-            yield from self._call_in_json(declared=declared)
-            yield from self.space()
-            separator = yield from self.take(",", "]")
-        self.settle()
+        yield from self.listed(lambda _in_list: self._call_in_json(declared=declared))
 
     def _call_in_json(self, *, declared: bool) -> Steps[None]:
         name: str | None = None

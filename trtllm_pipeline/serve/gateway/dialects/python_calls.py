@@ -19,16 +19,7 @@ _LONGEST: Final = 32_000
 
 def python_calls(reader: Reader) -> Steps[None]:
     """One call or a list of calls, each forwarded when it is complete. Raises BrokenError."""
-    if not (yield from reader.take("[")):
-        yield from _call(reader, declared=False)
-        return
-    separator: str | None = ","
-    while separator == ",":
-        yield from reader.space()
-        yield from _call(reader, declared=True)
-        yield from reader.space()
-        separator = yield from reader.take(",", "]")
-    reader.settle()
+    yield from reader.listed(lambda in_list: _call(reader, declared=in_list))
 
 
 def _call(reader: Reader, *, declared: bool) -> Steps[None]:
