@@ -157,7 +157,7 @@ class ChoicesFeed(_Waking):
     def take(self) -> bytes:
         if self._ended or (not self.stream and self.failure is not None):
             return b""
-        done = all(choice.finish is not None for choice in self.choices)
+        done = all(choice.finish is not None for choice in self.choices) and self._counted()
         if not self.stream:
             if not done:
                 return b""
@@ -174,6 +174,15 @@ class ChoicesFeed(_Waking):
 
     def failed(self, failure: ApiError) -> bytes:
         return self._answers.failed(failure)
+
+    def _counted(self) -> bool:
+        """True if threads have finished counting long prompts."""
+        return all(prompt.tokens.when_counted(self.changed) for prompt in self._prompts)
+
+    def cancel(self) -> None:
+        super().cancel()
+        for prompt in self._prompts:
+            prompt.tokens.cancel()
 
     def _take(self, choice: Choice, parts: list[str]) -> None:
         index, answers = choice.index, self._answers
@@ -197,7 +206,7 @@ class ChoicesFeed(_Waking):
         n, texts = self._asked.n, self._texts
         prompts: list[int | None] = []
         for index in range(0, len(self._prompts), n):
-            counted = self._prompts[index].tokens
+            counted = self._prompts[index].tokens.number
             of_server = (choice.input_tokens for choice in self.choices[index : index + n])
             known = (number for number in (counted, *of_server) if number is not None)
             prompts.append(next(known, None))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,40 @@ from trtllm_pipeline.serve.gateway.api_error import ApiError, bad
 _SHORT: Final = 2_000
 """Characters that are tokenized faster than a thread starts."""
 _LIMITS: Final = chat.RenderLimits(time_s=2.0)
+_EXPANSION: Final = {"NFC": 3}
+"""Maximum growth of a text by a normalizer, in bytes. Source: Unicode, "Normalization FAQ"; it is unknown for others.
+"""
 _DEFAULTS: Final = ("temperature", "top_p", "top_k", "repetition_penalty")
+
+
+class PromptTokens:
+    """Number of tokens of a prompt: known, or counted on demand or by a thread in the background."""
+
+    __slots__ = ("_counted",)
+
+    def __init__(self, counted: int | Callable[[], int] | asyncio.Future[int] | None) -> None:
+        self._counted = counted
+
+    @property
+    def number(self) -> int | None:
+        """None if the model's tokenizer is unknown, and for a response that ended before it was counted."""
+        counted = self._counted
+        if isinstance(counted, asyncio.Future):
+            return counted.result() if counted.done() and not counted.cancelled() else None
+        if callable(counted):
+            self._counted = counted = counted()
+        return counted
+
+    def when_counted(self, then: Callable[[], None]) -> bool:
+        """True if the result is available. Otherwise call `then` when it is."""
+        if isinstance(self._counted, asyncio.Future) and not self._counted.done():
+            self._counted.add_done_callback(lambda _future: then())
+            return False
+        return True
+
+    def cancel(self) -> None:
+        if isinstance(self._counted, asyncio.Future):
+            self._counted.cancel()
 
 
 class ModelTexts:
@@ -45,6 +78,9 @@ class ModelTexts:
         self.max_seq_len, self.max_input_len = _limits(folder)
         vocabulary: Mapping[str, int] = self.tokenizer.get_vocab()
         self._longest = max((len(token) for token in vocabulary), default=1)
+        normalizer = self.tokenizer.normalizer
+        self._expansion = 1 if normalizer is None else _EXPANSION.get(type(normalizer).__name__)
+        self._added = self.tokenizer.num_special_tokens_to_add(is_pair=False) + 1  # and a space before the text
         self._anchor = self.tokenizer.encode(
             "a", add_special_tokens=False
         ).ids  # decoders strip the first space of a text
@@ -67,11 +103,31 @@ class ModelTexts:
         if most is not None and len(text) > most * self._longest:
             return len(text) // self._longest
         if len(text) <= _SHORT:
-            return len(self.tokenizer.encode(text, add_special_tokens=special).ids)
+            return self._short(text, special)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._long, text, special)
+
+    def count_meanwhile(self, text: str, *, special: bool) -> PromptTokens:
+        """As `count`, for a result that can wait."""
+        if len(text) <= _SHORT:
+            return PromptTokens(partial(self._short, text, special))
+        return PromptTokens(asyncio.get_running_loop().run_in_executor(self._threads, self._long, text, special))
+
+    def has_at_most(self, text: str, most: float) -> bool:
+        """True if a text has at least one token but at most `most`, however it is tokenized. False if unknown.
+
+        A token is at least one byte of the normalized text.
+        """
+        if self._expansion is None or not text.strip():
+            return False
+        size = len(text) if text.isascii() else 4 * len(text)
+        return self._expansion * size + self._added <= most
+
+    def _short(self, text: str, special: bool) -> int:
+        return len(self.tokenizer.encode(text, add_special_tokens=special).ids)
+
+    def _long(self, text: str, special: bool) -> int:
         # encode_batch releases the GIL, encode does not.
-        encode = partial(self.tokenizer.encode_batch, [text], add_special_tokens=special)
-        (encoded,) = await asyncio.get_running_loop().run_in_executor(self._threads, encode)
-        return len(encoded.ids)
+        return len(self.tokenizer.encode_batch([text], add_special_tokens=special)[0].ids)
 
     async def render(self, conversation: chat.Chat, *, special: bool) -> str:
         """The prompt of a conversation. Raises ApiError.

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,7 +34,7 @@ from trtllm_pipeline.serve.gateway.dialects import dialect_for
 from trtllm_pipeline.serve.gateway.dialects.dialect import Dialect, DialectError, Turn, special_markers
 from trtllm_pipeline.serve.gateway.dialects.parsing import AnswerParser
 from trtllm_pipeline.serve.gateway.gateway_config import OF_TRITON, OfferedModel
-from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
+from trtllm_pipeline.serve.gateway.model_texts import ModelTexts, PromptTokens
 from trtllm_pipeline.serve.gateway.parsed_request import Guide, ParsedRequest
 from trtllm_pipeline.tensorrt import server_requests
 
@@ -73,8 +74,7 @@ class PreparedPrompt:
     """One prompt in the server's form."""
 
     text: str
-    tokens: int | None
-    """None if the model's tokenizer is unknown."""
+    tokens: PromptTokens
     max_tokens: int
     parser: AnswerParser | None = None
     guide: Guide | None = None
@@ -254,11 +254,20 @@ class TritonBackend:
         wanted = request.max_tokens or self._params.max_tokens
         if wanted is None and request.endpoint == "completions":
             wanted = _COMPLETION_TOKENS
+        texts = self._texts
+        if texts is not None and wanted is not None and texts.has_at_most(text, self._surely_fit(wanted)):
+            return PreparedPrompt(text, texts.count_meanwhile(text, special=self._special), wanted, guide=request.guide)
         tokens = None
-        if self._texts is not None:
+        if texts is not None:
             most = self.max_input_len or self.max_seq_len
-            tokens = await self._texts.count(text, special=self._special, most=most)
-        return PreparedPrompt(text, tokens, self._max_tokens(request, tokens, wanted), guide=request.guide)
+            tokens = await texts.count(text, special=self._special, most=most)
+        longest = self._max_tokens(request, tokens, wanted)
+        return PreparedPrompt(text, PromptTokens(tokens), longest, guide=request.guide)
+
+    def _surely_fit(self, max_tokens: int) -> float:
+        """Prompt tokens that fit the model together with an output of `max_tokens`."""
+        left = inf if self.max_seq_len is None else self.max_seq_len - max_tokens
+        return left if self.max_input_len is None else min(left, self.max_input_len)
 
     def _max_tokens(self, request: ParsedRequest, tokens: int | None, wanted: int | None) -> int:
         """Output limit for a prompt. Raises ApiError if the prompt and the output do not fit the model."""
