@@ -28,6 +28,7 @@ from trtllm_pipeline.base.errors import DownloadError, StageError, UsageError
 from trtllm_pipeline.measure.client.service import Service
 from trtllm_pipeline.measure.load.prompts import Prompt
 from trtllm_pipeline.measure.load.target import Target
+from trtllm_pipeline.models.hub import peek
 from trtllm_pipeline.models.hub.hub_errors import UnavailableError
 from trtllm_pipeline.orchestrate.matrix.recipe_files import numbers_of
 from trtllm_pipeline.orchestrate.plan.pins import Pins
@@ -490,11 +491,15 @@ def test_on_pytorch_a_draft_model_has_the_same_tokens(model: Path, words: int, *
 def test_where_its_hub_is_not_reached_a_recipe_tells_the_vocabulary_of_a_draft_model(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unreached(*_arguments: object, **_options: object) -> None:
-        raise UnavailableError("the hub does not answer")
-
-    monkeypatch.setattr("trtllm_pipeline.models.hub.peek.configuration", unreached)
     small = write(model.parent / "weights", SMALL)
+    configuration = peek.configuration
+
+    def unreached(*arguments: Any, folder: Path | None, offline: bool) -> Any:
+        if folder == small:
+            raise UnavailableError("the hub does not answer")
+        return configuration(*arguments, folder=folder, offline=offline)
+
+    monkeypatch.setattr(peek, "configuration", unreached)
     recipe = {**recipe_of(small), "vocab_size": 32000, "name": "small", "summary": "small", "license": "MIT"}
     recipe["max_position_embeddings"] = 4096
     recipe["sources"] = [{"local": str(small)}]
