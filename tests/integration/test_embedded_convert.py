@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from benchmarks import fidelity
 from benchmarks.fidelity import TOLERANCES
 from tests.contexts import context
-from trtllm_pipeline.tensorrt.embedded import build, convert, random_model, safetensors
+from trtllm_pipeline.tensorrt.embedded import build, gguf_file, random_model, safetensors
 from trtllm_pipeline.tensorrt.embedded.architecture import read_config
 from trtllm_pipeline.tensorrt.embedded.params import BuildEmbedded, ConvertEmbedded
 from trtllm_pipeline.tensorrt.embedded.quantize import PRECISIONS
@@ -42,7 +42,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def run_convert(model: Path, attempt: Path, precision: str, **params: Any) -> Path:
     out = attempt / "out"
     out.mkdir(parents=True)
-    convert.run(context(ConvertEmbedded, {"precision": precision, **params}, {"model": model}, {}, out, attempt))
+    gguf_file.run(context(ConvertEmbedded, {"precision": precision, **params}, {"model": model}, {}, out, attempt))
     return out
 
 
