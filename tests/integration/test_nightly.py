@@ -127,6 +127,7 @@ def told(job: github_runner.Job) -> str:
     return "\n".join(f"--- {step.name}: {step.outcome} {step.code}\n{step.output}{step.summary}" for step in job.steps)
 
 
+@pytest.mark.nightly
 def test_four_nights(tmp_path: Path) -> None:
     runner = Runner(tmp_path)
     # The first night: everything is made, and becomes the baseline.
