@@ -110,6 +110,7 @@ class OpenAiClient(BaseClient):
             return {"http": False}
 
     async def server(self) -> str | None:
+        """The server's name and version."""
         version = await self.version()
         return None if version is None else f"OpenAI API {version}"
 

@@ -25,6 +25,7 @@ class Service:
     lists_models: bool = True
     """True if the model list of an OpenAI server includes `model`."""
     version: str | None = None
+    """Version of the server, from the stage that started it."""
     started: bool = True
     """False for a server that was started externally."""
 

@@ -92,6 +92,7 @@ class Answer:
     """OpenAI: the message with the server's counts."""
     output_tokens: int | None = None
     input_tokens: int | None = None
+    """Input tokens as counted by the server."""
     cached_tokens: int | None = None
     """Input tokens found in the server's KV cache."""
     total_tokens: int | None = None
@@ -100,6 +101,7 @@ class Answer:
     accepted_tokens: int | None = None
     """Accepted draft tokens, if `return_perf_metrics` was requested and the server reports them."""
     finish_reason: str | None = None
+    """The server's finish reason, if it sends one: stop, length, ..."""
     end_ns: int = 0
     log_probs: list[float] = field(default_factory=list)
     """Log probabilities of the latest chunk's tokens, if `return_log_probs` was requested."""

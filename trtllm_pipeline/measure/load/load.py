@@ -179,6 +179,7 @@ class Load:
     interval_s: float | None = None
     """Measure each level for this time instead of `requests`."""
     max_in_flight: int | None = None
+    """Limit of requests in flight in an open loop."""
     turn_delay_s: float = 0.0
     budget_s: float | None = None
     """Time after which a level starts no more requests. None: the default, see `level_budget`."""

@@ -169,7 +169,7 @@ def _closed(run: LoadRun, objectives: Objectives) -> Iterator[Probe]:
 def _completed_rps(level: LevelRun) -> Iterator[float]:
     """Requests per second that completed in each repeat, in its steady window if there is one."""
     for repeat, requests in level.repeats.items():
-        span = level.spans[repeat]["steady"] or level.spans[repeat]["whole"]
+        span = level.window(repeat)
         if span is not None and span.duration_ns > 0:
             yield span.rate((request.times_ns[-1], 1) for request in span.answered(requests))
 

@@ -217,6 +217,11 @@ class LevelRun:
         """The windows of each repeat by name, see `windows.spans`."""
         return {repeat: spans(requests, self.concurrency) for repeat, requests in self.repeats.items()}
 
+    def window(self, repeat: int) -> Span | None:
+        """The steady window of a repeat, or the whole one if it has none."""
+        spans = self.spans[repeat]
+        return spans["steady"] or spans["whole"]
+
     @cached_property
     def saturated_rps(self) -> float | None:
         """Requests completed per second while `max_in_flight` were in flight and others waited. None if few waited."""

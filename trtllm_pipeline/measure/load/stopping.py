@@ -92,6 +92,7 @@ class Probe:
 
     @property
     def completed_rps(self) -> float | None:
+        """The median of `rates_rps`. None without any."""
         return median(self.rates_rps) if self.rates_rps else None
 
     @property

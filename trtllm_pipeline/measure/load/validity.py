@@ -29,7 +29,6 @@ from trtllm_pipeline.measure.load.requests import (
 from trtllm_pipeline.measure.load.result import MeasurementFinding
 from trtllm_pipeline.measure.load.roofline import CPU_MARGIN  # noqa: F401 - there too
 from trtllm_pipeline.measure.load.stats import LEAST_BATCHES, LEAST_P99, percentile
-from trtllm_pipeline.measure.load.windows import Span
 
 MAX_FAILURES: Final = 0.01
 MAX_ENDED_AT_ONCE: Final = 0.10
@@ -591,27 +590,25 @@ def _kv_cache_reuse(run: LoadRun) -> Found:
 
 @_gate
 def _pause(_run: LoadRun, level: LevelRun) -> Found:
-    pauses = [
-        (longest_ns, longest_ns / span.duration_ns, usual_ns)
-        for repeat, requests in level.repeats.items()
-        if (span := level.spans[repeat]["steady"] or level.spans[repeat]["whole"]) is not None
-        for longest_ns, usual_ns in _silences(requests, span, level.concurrency)
-        if longest_ns > max(PAUSE_TIMES * usual_ns, MAX_PAUSE_SHARE * span.duration_ns)
-    ]
+    pauses = [pause for repeat in level.repeats if (pause := _longest_pause(level, repeat)) is not None]
     if pauses and 2 * len(pauses) >= len(level.repeats):  # else the medians of the repeats leave it out
-        longest_ns, share, usual_ns = max(pauses)
-        message = f"for {longest_ns / 1e9:.2g} s nothing arrived from the server, {share:.0%} of the window"
+        paused_ns, share, usual_ns = max(pauses)
+        message = f"for {paused_ns / 1e9:.2g} s nothing arrived from the server, {share:.0%} of the window"
         usual = f"usually at most {usual_ns / 1e9:.2g} s"
         yield "warning", f"{message} ({usual}). It may have compiled a kernel: measure again, with three repeats"
 
 
-def _silences(requests: list[TimedRequest], span: Span, concurrency: int | None) -> Iterator[tuple[float, float]]:
-    """The longest time in a window in which requests were in flight and nothing arrived, and what is usual, in ns: the
-    median of the parts of the window, as many times longer as its longest request is longer than their median. Nothing
-    if there are too few parts.
+def _longest_pause(level: LevelRun, repeat: int) -> tuple[float, float, float] | None:
+    """The longest time in a repeat's window in which requests were in flight and nothing arrived, in ns, its share of the
+    window, and what is usual, in ns. None if it is not unusually long, or if the window has too few parts to tell.
+
+    Usual is the median of the parts, as many times longer as the longest request is longer than the median one.
     """
-    good = span.answered(requests)
-    number = span.parts(len(good), concurrency)
+    requests, span = level.repeats[repeat], level.window(repeat)
+    good = [] if span is None else span.answered(requests)
+    if span is None or not good:
+        return None
+    number = span.parts(len(good), level.concurrency)
     part_ns = (span.end_ns - span.start_ns) / number
     changes = [(each.sent_ns, 1) for each in requests] + [(each.record["end_ns"], -1) for each in requests]
     changes += [(time_ns, 0) for each in requests for time_ns in each.times_ns]
@@ -624,10 +621,13 @@ def _silences(requests: list[TimedRequest], span: Span, concurrency: int | None)
         if change == 0 or in_flight == 0:
             since_ns = now_ns
         in_flight += change
-    if good and len(longest_ns) >= LEAST_BATCHES:
-        lengths = ([each.input_tokens or 1 for each in good], [each.output_tokens for each in good])
-        longer = max(max(each) / median(each) for each in lengths)
-        yield max(longest_ns.values()), median(longest_ns.values()) * longer
+    if len(longest_ns) < LEAST_BATCHES:
+        return None
+    lengths = ([each.input_tokens or 1 for each in good], [each.output_tokens for each in good])
+    usual_ns = median(longest_ns.values()) * max(max(each) / median(each) for each in lengths)
+    paused_ns, window_ns = max(longest_ns.values()), span.duration_ns
+    unusual = paused_ns > max(PAUSE_TIMES * usual_ns, MAX_PAUSE_SHARE * window_ns)
+    return (paused_ns, paused_ns / window_ns, usual_ns) if unusual else None
 
 
 @_gate

@@ -369,9 +369,8 @@ def _place(pinned: Mapping[str, Json]) -> tuple[dict[str, Json], Path | None]:
     """The source of a pinned model without its trusted code, and its directory if it is local."""
     source, folder = pinned["source"], pinned.get("folder")
     assert isinstance(source, dict)
-    return {name: value for name, value in source.items() if name != "code"}, None if folder is None else Path(
-        str(folder)
-    )
+    without_code = {name: value for name, value in source.items() if name != "code"}
+    return without_code, None if folder is None else Path(str(folder))
 
 
 def _copies(sources: Sequence[dict[str, Json]], pinned: Mapping[str, Json], prefer: str) -> list[Json]:

@@ -534,9 +534,8 @@ class Execution:
             self._sealing[run.id] = seal, event.usage
             if run.stage.scope is Scope.IN_SERVICE:  # it has no GPUs itself
                 return []
-            for lease in held.leases[
-                len(held.leases) - len(held.gpus) :
-            ]:  # the machine's lease keeps measurements away
+            of_gpus = held.leases[len(held.leases) - len(held.gpus) :]
+            for lease in of_gpus:  # the machine's own keeps measurements away
                 lease.release()
             return [scheduling.Vacated(run.id)]
         del self._running[run.id]

@@ -169,6 +169,7 @@ class Connection:
 
     @property
     def late_ns(self) -> int:
+        """Delay between arrival and reading of the last bytes."""
         return 0 if self._socket is None else self._socket.late_ns
 
     def pause(self) -> None:

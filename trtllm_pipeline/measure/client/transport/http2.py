@@ -334,6 +334,7 @@ class GrpcCall:
 
     @property
     def late_ns(self) -> int:
+        """Delay between arrival and reading of the last bytes."""
         return 0 if self._socket is None else self._socket.late_ns
 
     async def connect(self) -> bool:
