@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -31,13 +32,16 @@ def imports(path: Path) -> Iterator[tuple[str, str]]:
                     yield alias.name.removeprefix("trtllm_pipeline."), ""
 
 
-def entries() -> Iterator[tuple[Path, str, str, str]]:
+@cache
+def entries() -> list[tuple[Path, str, str, str]]:
     """File, its house, the module it imports from, and the name, for all imports from another house."""
+    found = []
     for path in sorted(PACKAGE.rglob("*.py")):
         house = path.relative_to(PACKAGE).parts[0]
         for module, name in imports(path):
             if module.split(".")[0] in HOUSES and module.split(".")[0] != house:
-                yield path, house, module, name
+                found.append((path, house, module, name))
+    return found
 
 
 def test_a_house_is_entered_by_its_door_and_only_from_houses_above_it() -> None:

@@ -66,10 +66,11 @@ def test_answers_of_one_length_come_in_waves(
     [
         (16, 115, 141, 27.0, 0.02),
         (64, 115, 141, 0.0, 0.02),
-        (64, 115, 141, 27.0, 0.02),
-        (16, 16, 240, 3.0, 0.03),
-        (64, 16, 240, 3.0, 0.03),
-        (64, 16, 240, 27.0, 0.10),  # prefill is 70% of the work, and few requests have about its mean length
+        pytest.param(64, 115, 141, 27.0, 0.02, marks=pytest.mark.thorough),
+        pytest.param(16, 16, 240, 3.0, 0.03, marks=pytest.mark.thorough),
+        pytest.param(64, 16, 240, 3.0, 0.03, marks=pytest.mark.thorough),
+        # Prefill is 70% of the work, and few requests have about its mean length.
+        pytest.param(64, 16, 240, 27.0, 0.10, marks=pytest.mark.thorough),
     ],
 )
 def test_a_short_run_agrees_with_a_long_one(

@@ -20,7 +20,7 @@ def makespan() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("gpus", [2, 8])
+@pytest.mark.parametrize("gpus", [2, pytest.param(8, marks=pytest.mark.thorough)])
 def test_nine_of_ten_plans_take_at_most_a_twentieth_more_than_the_best_schedule_found(
     makespan: ModuleType, gpus: int
 ) -> None:
@@ -29,7 +29,7 @@ def test_nine_of_ten_plans_take_at_most_a_twentieth_more_than_the_best_schedule_
     assert found["one_after_another_median"] > (1.1 if gpus == 2 else 1.7)
 
 
-@pytest.mark.parametrize("gpus", [2, 8])
+@pytest.mark.parametrize("gpus", [2, pytest.param(8, marks=pytest.mark.thorough)])
 def test_nine_of_ten_plans_that_measure_alone_take_at_most_a_twentieth_more_than_any_schedule_must(
     makespan: ModuleType, gpus: int
 ) -> None:

@@ -32,10 +32,17 @@ def outlook(folder: Path, line: str, toolchains: Sequence[str]) -> tuple[Plan, F
 @pytest.mark.parametrize(
     ("line", "toolchains", "first"),
     [
-        ("tensorrt_llm==0.12.0,sm=80,gpus=1", BOTH[:1], {"fp16", "int4_awq", "int8_sq"}),
-        ("tensorrt_llm==1.0.0,sm=90,gpus=1", BOTH, {"fp16", "fp8"}),
+        pytest.param(
+            "tensorrt_llm==0.12.0,sm=80,gpus=1", BOTH[:1], {"fp16", "int4_awq", "int8_sq"}, marks=pytest.mark.thorough
+        ),
+        pytest.param("tensorrt_llm==1.0.0,sm=90,gpus=1", BOTH, {"fp16", "fp8"}, marks=pytest.mark.thorough),
         ("tensorrt_llm==1.2.0,sm=100,gpus=2", BOTH, {"fp16", "fp8", "nvfp4"}),
-        ("tensorrt_llm==1.3.0,sm=90,gpus=1", BOTH[1:], {"fp16", "fp8", "int4_awq", "nvfp4"}),
+        pytest.param(
+            "tensorrt_llm==1.3.0,sm=90,gpus=1",
+            BOTH[1:],
+            {"fp16", "fp8", "int4_awq", "nvfp4"},
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_ten_minutes_are_enough_for_the_most_telling(

@@ -63,6 +63,7 @@ def searched(surface: Surface, seed: int, budget: int) -> tuple[float, float]:
     return best(tried), best(rows)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("surface", SURFACES, ids=lambda surface: surface.name)
 def test_a_search_finds_a_good_cell_of_200_with_30(surface: Surface) -> None:
     found, best = searched(surface, seed=3, budget=30)

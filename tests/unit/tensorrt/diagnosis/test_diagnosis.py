@@ -54,6 +54,7 @@ def test_the_first_cause_of_failures_that_were_kept_aside(tmp_path: Path) -> Non
     assert len(right) >= 0.9 * len(found)
 
 
+@pytest.mark.thorough
 def test_the_line_is_found_also_of_what_no_signature_knows(tmp_path: Path) -> None:
     """Of every failure with a cause that can be told, with the signature left out that belongs to it."""
     every = [each for each in (*DEVELOPMENT, *HELD_OUT) if each.lines]
@@ -120,6 +121,7 @@ def found_plain() -> list[FailureLog]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("place", range(len(WRITERS)))
 @pytest.mark.parametrize(
     "turn", [0, *(pytest.param(turn, marks=pytest.mark.nightly) for turn in range(1, len(WRITERS)))]
