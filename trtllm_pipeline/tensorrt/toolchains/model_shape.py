@@ -275,9 +275,11 @@ def state_bytes(shape: Shape, tp: int, pp: int) -> int:
 
 
 def kv_element_bytes(precision: str, kv: str | None) -> float:
-    """Bytes per value in the KV cache: 1 if it is quantized (`kv` is fp8 or int8), otherwise that of the data type."""
+    """Bytes per value in the KV cache: of nvfp4 a half and a scale of one byte for 16 values, 1 if it is quantized otherwise (such as
+    fp8 and int8), or that of the data type.
+    """
     if kv is not None:
-        return 1.0
+        return 0.5 + 1 / 16 if kv == "nvfp4" else 1.0
     return 4.0 if precision == "fp32" else 2.0
 
 

@@ -35,7 +35,7 @@ from trtllm_pipeline.tensorrt.toolchains.common_stages import exclusive, launch
 from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape, computed, weights_bytes
 from trtllm_pipeline.tensorrt.toolchains.numerics import Numerics, numerics
 from trtllm_pipeline.tensorrt.trtllm import commands, prequantized, program_options
-from trtllm_pipeline.tensorrt.trtllm.case import kv_cache
+from trtllm_pipeline.tensorrt.trtllm.case import kv_cache, served_cache
 from trtllm_pipeline.tensorrt.trtllm.installation import installed, script
 from trtllm_pipeline.tensorrt.trtllm.params import (
     FRONTEND_DISAGGREGATED,
@@ -96,7 +96,7 @@ def numerics_of(cell: Cell) -> Numerics:
     weights = PRECISIONS.get(cell.precision)
     calibrated = weights is not None and weights.calibrated
     made = "calibrated with Model Optimizer" if calibrated else "rounded to nearest, without calibration"
-    return numerics(cell, kv_cache=kv_cache(cell), made=made)
+    return numerics(cell, kv_cache=served_cache(cell), made=made)
 
 
 def calibration_data(cell: Cell) -> Mapping[str, str]:

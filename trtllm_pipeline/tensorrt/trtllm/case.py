@@ -123,6 +123,14 @@ def kv_cache(cell: Cell) -> str | None:
     return commands.kv_precision(precision, cell.settings["quantize"]["kv_cache_precision"])
 
 
+def served_cache(cell: Cell) -> str | None:
+    """Quantization of the KV cache in a cell's server. The LLM API's argument for it overrides the checkpoint."""
+    match cell.settings["repository"]["llm_args"]:
+        case {"kv_cache_config": {"dtype": str(given)}} if cell.toolchain == PYTORCH and given != "auto":
+            return given
+    return kv_cache(cell)
+
+
 def kv_share(cell: Cell) -> float:
     """The share of the remaining memory for the KV cache of each engine of a cell: as in its settings, or less than
     usual if something else needs the same memory.

@@ -29,7 +29,14 @@ from trtllm_pipeline.tensorrt.toolchains.model_shape import (
     weights_bytes,
 )
 from trtllm_pipeline.tensorrt.trtllm import backends, commands
-from trtllm_pipeline.tensorrt.trtllm.case import gathers_logits, kept_weights, kv_cache, kv_share, num_tokens
+from trtllm_pipeline.tensorrt.trtllm.case import (
+    gathers_logits,
+    kept_weights,
+    kv_cache,
+    kv_share,
+    num_tokens,
+    served_cache,
+)
 from trtllm_pipeline.tensorrt.trtllm.installation import installed
 from trtllm_pipeline.tensorrt.trtllm.releases import at_least
 
@@ -204,7 +211,7 @@ def served(cell: Cell, machine: Machine) -> ServerParts:
     weights = int(split * _kept(cell))
     drafting, per_drafted = drafting_bytes(cell)
     beside = shape.tower_bytes + sum(companions.weights_bytes(cell, name) for name in companions.adapters(cell))
-    element = kv_element_bytes(computed(cell), kv_cache(cell))
+    element = kv_element_bytes(computed(cell), served_cache(cell))
     tokens, batch = num_tokens(cell), cell.group_batch_size * beams(cell)
     if engines:
         rows = tokens if gathers_logits(cell) else batch

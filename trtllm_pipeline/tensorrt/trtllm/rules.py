@@ -27,7 +27,14 @@ from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES, PYTORCH
 from trtllm_pipeline.tensorrt.toolchains.common_stages import ends_early, image_setting
 from trtllm_pipeline.tensorrt.toolchains.model_shape import computed, least_bytes
 from trtllm_pipeline.tensorrt.trtllm import backends, commands, llmapi, prequantized, program_options
-from trtllm_pipeline.tensorrt.trtllm.case import Case, kept_weights, least_tokens, num_tokens, splits_prompts
+from trtllm_pipeline.tensorrt.trtllm.case import (
+    Case,
+    kept_weights,
+    least_tokens,
+    num_tokens,
+    served_cache,
+    splits_prompts,
+)
 from trtllm_pipeline.tensorrt.trtllm.commands import FP8_INPUTS, PLAIN, W4A8_PAGED, WEIGHT_ONLY
 from trtllm_pipeline.tensorrt.trtllm.params import (
     FRONTEND_DISAGGREGATED,
@@ -482,8 +489,9 @@ def gpu_precision(case: Case) -> Iterator[str | None]:
         later = "" if since is None else f" before TensorRT-LLM {since}"
     if sm < least:
         yield f"precision {case.shown} needs SM {least} or newer{later}, this is SM {sm}"
-    if case.kv == "fp8" and sm < _LEAST_SM["fp8"]:
-        yield f"settings.quantize.kv_cache_precision fp8 needs SM {_LEAST_SM['fp8']} or newer, this is SM {sm}"
+    if served_cache(case.cell) == "fp8" and sm < _LEAST_SM["fp8"]:
+        place = "quantize.kv_cache_precision" if case.kv == "fp8" else "repository.llm_args.kv_cache_config.dtype"
+        yield f"settings.{place} fp8 needs SM {_LEAST_SM['fp8']} or newer, this is SM {sm}"
 
 
 def unlisted_gpu(machine: Machine) -> str | None:
@@ -1025,7 +1033,13 @@ def memory(case: Case) -> Iterator[str | None]:
     cell = case.cell
     smallest = min((gpu.memory_bytes for gpu in case.machine.gpus), default=None)
     weights, cache = least_bytes(
-        case.shape, precision=case.precision, kv=case.kv, tp=cell.tp, pp=cell.pp, dp=cell.dp, tokens=cell.isl + cell.osl
+        case.shape,
+        precision=case.precision,
+        kv=served_cache(cell),
+        tp=cell.tp,
+        pp=cell.pp,
+        dp=cell.dp,
+        tokens=cell.isl + cell.osl,
     )
     if case.in_triton and program_options.exists("trtllm-build", case.release, "--weight_streaming"):
         weights = int(weights * kept_weights(cell))

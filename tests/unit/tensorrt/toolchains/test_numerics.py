@@ -35,6 +35,10 @@ def of(cell: Cell) -> list[str]:
             of_trtllm(precision="fp8", settings={"quantize.kv_cache_precision": "bf16"}, toolchain=PYTORCH),
             ["fp8", "fp8", "16-bit", "calibrated with Model Optimizer"],
         ),
+        (
+            of_trtllm(settings={"repository.llm_args": {"kv_cache_config": {"dtype": "fp8"}}}, toolchain=PYTORCH),
+            ["fp16", "fp16", "fp8", "not quantized"],
+        ),
         (of_trtllm(precision="int8_wo"), ["int8", "16-bit", "16-bit", "rounded to nearest, without calibration"]),
         (of_trtllm(precision="bf16"), ["bf16", "bf16", "bf16", "not quantized"]),
         (of_server("vllm", "fp8"), ["fp8", "fp8, scaled at run time", "16-bit", AT_LOAD]),

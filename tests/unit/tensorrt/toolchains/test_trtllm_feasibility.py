@@ -69,7 +69,7 @@ def _cell(
 ) -> Cell:
     settings = {f"build.{name}": value for name, value in changed.pop("build", {}).items()}
     settings |= {"quantize.kv_cache_precision": kv, "quantize.options": changed.pop("script_options", {})}
-    settings |= {"repository.enable_chunked_context": chunked}
+    settings |= {"repository.enable_chunked_context": chunked, **changed.pop("settings", {})}
     recipe = {**model, **changed.pop("recipe", {})}
     return replace(trtllm_cells.cell(precision, osl=osl, settings=settings, **changed), isl=isl, recipe=recipe)
 
@@ -112,6 +112,11 @@ def test_what_works_with_pytorch(precision: str) -> None:
         (_cell(precision="w4a8_awq"), _machine("0.9.0", sm=89), "TensorRT-LLM supports it on SM 89 from 0.10 on"),
         (_cell(precision="bf16"), _machine("0.12.0", sm=75), "precision bf16 needs SM 80 or newer"),
         (_cell(kv="fp8"), _machine(sm=80), "kv_cache_precision fp8 needs SM 89 or newer"),
+        (
+            _pytorch(settings={"repository.llm_args": {"kv_cache_config": {"dtype": "fp8"}}}),
+            _machine("1.3.0", sm=80, build=None),
+            "settings.repository.llm_args.kv_cache_config.dtype fp8 needs SM 89 or newer",
+        ),
         (_cell(precision="int8_wo"), _machine(sm=100), "precision int8_wo: TensorRT-LLM refuses it on SM 100"),
         (_cell(precision="int8_sq"), _machine(sm=103), "precision int8_sq: TensorRT-LLM refuses it on SM 100"),
         (_cell(kv="int8"), _machine(sm=100), "kv_cache_precision int8: TensorRT-LLM refuses it on SM 100"),

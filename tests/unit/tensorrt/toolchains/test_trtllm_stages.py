@@ -319,6 +319,13 @@ def test_data_parallel_attention_gives_each_gpu_its_own_requests() -> None:
     assert "on single GPUs, which is dp4 for tp4" in str(infeasible(replace(groups, dp=2)))
 
 
+@pytest.mark.parametrize(("dtype", "share"), [("auto", 1), ("fp8", 1 / 2), ("nvfp4", 9 / 32)])
+def test_a_cache_takes_the_memory_of_its_type_in_the_arguments_of_the_llm_api(dtype: str, share: float) -> None:
+    arguments = {"repository.llm_args": {"kv_cache_config": {"dtype": dtype}}}
+    plain, typed = (cell(toolchain=PYTORCH, settings=settings) for settings in ({}, arguments))
+    assert needs.served(typed, machine()).kv_token == share * needs.served(plain, machine()).kv_token
+
+
 def test_a_frontend_gets_its_own_options_and_no_others() -> None:
     options = {"num_postprocess_workers": 2}
     served = cell(settings={"serve.frontend": "trtllm_serve", "serve.options": options})
