@@ -62,8 +62,7 @@ def _run(name: str, typed: dict[str, Any]) -> int:
         ", or use a matrix: --matrix FILE --cells ID",
     )
     if name in FETCHING:
-        options.empty_folder(typed["output_dir"])  # before a hub request
-        values |= _download(stage, typed.get("model"), offline=values.get("offline", False))
+        values |= _download(stage, typed.get("model"), typed["output_dir"], offline=values.get("offline", False))
     try:
         params = stage_params.load(stage.params, values)
     except ValueError as error:
@@ -173,7 +172,7 @@ def _serve_cell(stage: Stage, typed: dict[str, Any], values: Mapping[str, Any], 
     return _by_hand(stage, typed, replace(of_matrix, **values))
 
 
-def _download(stage: Stage, model: str | None, *, offline: bool) -> dict[str, Any]:
+def _download(stage: Stage, model: str | None, output_dir: str, *, offline: bool) -> dict[str, Any]:
     from trtllm_pipeline.models import MODEL
     from trtllm_pipeline.models import sources as model_sources
     from trtllm_pipeline.orchestrate import recipe_files
@@ -182,6 +181,7 @@ def _download(stage: Stage, model: str | None, *, offline: bool) -> dict[str, An
         command = f"pipeline stage {stage.name}"
         raise UsageError(f"{command}: no model given", hint=f"{command} {stage.examples[0]}")
     sources, form = recipe_files.sources_of(model, Path()), stage.name if stage.name in companions.NAMES else None
+    options.empty_folder(output_dir)  # before a hub request
     source = model_sources.resolve(sources, prefer="auto", offline=offline, base_dir=Path(), form=form or MODEL)
     kind, *_ = source
     note(f"{kind}: {source[kind]}" + (f", revision {source['revision']}" if "revision" in source else ""))

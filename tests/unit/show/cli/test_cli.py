@@ -51,7 +51,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["status", "--workspace", ""], "--workspace is empty"),
         (["stage", "download", "tiny", "--output-dir", "/proc/q"], "--output-dir /proc/q: cannot be written"),
         (["stage", "download", "tiny", "--output-dir", "file"], "not an empty directory"),
-        (["stage", "download", "--output-dir", "o"], "no model given"),
+        (["stage", "download", "--output-dir", "new"], "no model given"),
         (["stage", "download", "tiny"], "--output-dir is required"),
         (["stage", "download", "no-such-model", "--output-dir", "o"], "neither a recipe nor a directory"),
         (
