@@ -343,6 +343,7 @@ def _schema(row: Mapping[str, Any]) -> str:
         f"{_compact(name)}: {_listed(dict(entries), '    ')}" for name, entries in row["classes"].items()
     )
     head = f'"release": {_compact(row["release"])}, "source": {_compact(row["source"])}'
+    head += "" if row.get("whole", True) else ', "whole": false'
     return f'{{{head}, "classes": {{\n    {classes}\n  }}}}'
 
 

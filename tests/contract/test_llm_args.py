@@ -118,7 +118,7 @@ def test_the_facts_refuse_what_those_releases_refuse() -> None:
         llm_api.check_names({"kv_cache_config": {"onboard_blocks": True}}, llm_api.of("1.3.0rc13"))
 
 
-@pytest.mark.parametrize("release", ["1.2.1", "1.3.0rc20", "1.4.0rc0"])
+@pytest.mark.parametrize("release", ["1.2.1", "1.3.0rc20", "1.3.0rc29", "1.4.0rc0", "1.4.0rc1"])
 def test_the_schema_and_the_history_of_names_agree(release: str) -> None:
     """Two records that were read apart: every name that the package may write is in the schema, and no former one is."""
     schema = llm_args.of_release(release)
@@ -154,9 +154,9 @@ def test_names_of_a_class_reference_are_checked_without_types() -> None:
 
 
 def test_between_two_records_a_name_of_either_is_none_to_warn_of() -> None:
-    schema = llm_args.around("1.3.0rc29")
+    schema = llm_args.around("1.3.0rc24")
     assert schema is not None
-    assert schema.release == "1.3.0rc20 and 1.4.0rc0"
+    assert schema.release == "1.3.0rc20 and 1.3.0rc29"
     assert schema.problems({"sampler_type": "auto", "kv_cache_config": {"block_reuse_config": {}}}) == []
     assert schema.problems({"speculative_config": {"decoding_type": "DSpark", "max_draft_len": 3}}) == []
     assert schema.problems({"tensor_parallel_size": "four"}) == []
@@ -183,7 +183,7 @@ def test_the_router_s_file_has_names_of_upstream_s_schema() -> None:
     ]
 
 
-@pytest.mark.parametrize("release", ["1.2.1", "1.3.0rc20", "1.4.0rc0"])
+@pytest.mark.parametrize("release", ["1.2.1", "1.3.0rc20", "1.3.0rc29", "1.4.0rc0", "1.4.0rc1"])
 @pytest.mark.parametrize("context", [True, False])
 def test_files_of_disaggregated_servers_have_names_of_the_schema(release: str, context: bool) -> None:
     schema = llm_args.of_release(release)

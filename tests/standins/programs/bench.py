@@ -43,7 +43,7 @@ def run(work: Work, argv: Sequence[str]) -> int:
 
 def _load(work: Work, model: Path, options: Mapping[str, Any]) -> tuple[str, int]:
     """The backend that answers, and its ranks."""
-    engine = options["engine_dir"]
+    engine = options.get("engine_dir")
     backend = options.get("backend")
     if backend in {None, "tensorrt"} and engine is not None:
         check_tokenizer(model)

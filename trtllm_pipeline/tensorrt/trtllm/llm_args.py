@@ -1,7 +1,7 @@
 """Names, types and choices in the LLM API's YAML files, and the differences of a file from them.
 
 TensorRT-LLM's package has a JSON schema of these files, `INSTALLED`. Recorded ones are in
-`data/tensorrt_llm/llm_args.json`, in the form of `compact`. For releases without a schema, names are from the class
+`data/tensorrt_llm/llm_args.json`, in the form of `compact`. For releases without a schema, they are from the class
 reference. The schema of an installation takes precedence. Neither contains all rules, so the program has the last word.
 """
 
@@ -38,7 +38,7 @@ _CLOSE: Final = 0.75
 """Minimum similarity of names for a suggestion."""
 
 _UNKNOWN: Final = "any"
-"""The type of names from a class reference, which has no types."""
+"""The type of names whose types were not read."""
 _AUTO_DEPLOY: Final = "_autodeploy"
 
 Classes = Mapping[str, Mapping[str, Any]]
@@ -55,6 +55,8 @@ class Schema:
     source: str
     """Its source: the label of a record, or a path."""
     classes: Classes
+    whole: bool = True
+    """False if parts are from a neighboring release, so that the release may have more."""
 
     def problems(self, settings: Mapping[str, Any]) -> list[str]:
         """The parts of `settings` that the schema does not have, in words. AutoDeploy's own arguments are in no record."""

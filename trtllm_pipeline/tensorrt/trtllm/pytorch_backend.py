@@ -214,7 +214,9 @@ def _unknown_arguments(cell: Cell, release: str, schema: llm_args.Schema) -> str
 def _refused_arguments(cell: Cell, machine: Machine) -> str | None:
     """Why the LLM API of the release refuses a cell's YAML file, by its own schema. None if it does not, or if that is unknown."""
     release, schema = installed(machine).release, llm_args.of_machine(machine)
-    if schema is None or schema.release != release or (problems := _unknown_arguments(cell, release, schema)) is None:
+    if schema is None or schema.release != release or not schema.whole:
+        return None
+    if (problems := _unknown_arguments(cell, release, schema)) is None:
         return None
     return f"settings.repository.llm_args: {problems}, by the schema of TensorRT-LLM {release} ({schema.source})"
 
@@ -236,9 +238,7 @@ def _caveat(cell: Cell, machine: Machine) -> str | None:
     caveats = []
     schema = llm_args.of_machine(machine)
     if schema is not None and (problems := _unknown_arguments(cell, installed(machine).release, schema)) is not None:
-        caveats.append(
-            f"settings.repository.llm_args: {problems}, by the schema of {schema.release}, the nearest that is known"
-        )
+        caveats.append(f"settings.repository.llm_args: {problems}, by what is known of TensorRT-LLM {schema.release}")
     caveats += filter(None, (rules.unlisted_gpu(machine), rules.by_marlin(cell, machine)))
     if cell.settings["repository"]["sink_token_length"]:
         caveats.append("settings.repository.sink_token_length has no effect: the PyTorch backend ignores it")

@@ -45,7 +45,7 @@ def test_an_engine_is_asked_by_what_the_release_takes(release: str) -> None:
     assert (got["streaming"], got["kv_cache_free_gpu_mem_fraction"]) == (True, 0.8)
 
 
-@pytest.mark.parametrize("release", ["1.0.0", "1.1.0", "1.2.1", "1.3.0rc3", "1.3.0"])
+@pytest.mark.parametrize("release", ["1.0.0", "1.1.0", "1.2.1", "1.3.0rc3", "1.3.0rc29"])
 def test_weights_are_asked_with_the_limits_of_the_cell(release: str) -> None:
     limits = {"max_batch_size": 8, "max_seq_len": 640, "max_num_tokens": 4096}
     asked = EngineBench(
@@ -60,7 +60,7 @@ def test_weights_are_asked_with_the_limits_of_the_cell(release: str) -> None:
     )
     _, _, got = words(release, asked, "C")
     assert {name: got[name] for name in limits} == limits
-    assert (got["tp"], got["pp"], got["ep"], got["engine_dir"], got["backend"]) == (4, 2, 2, None, "pytorch")
+    assert (got["tp"], got["pp"], got["ep"], got.get("engine_dir"), got["backend"]) == (4, 2, 2, None, "pytorch")
     assert (got.get("config") or got.get("extra_llm_api_options")) == "C"
     assert got["kv_cache_free_gpu_mem_fraction"] == 0.9, "said in the file alone, since releases differ in which wins"
 
