@@ -160,8 +160,8 @@ BOTH_WAYS: Final[dict[str, tuple[Run, Run]]] = {
         Run([answer(0, 9) | {"max_tokens": 9}, roofline(9.9)]),
     ),
     "kv_cache_reuse": (
-        Run([answer(0), *probes(*[(40, 5), (41, 6)] * 4)]),
-        Run([answer(0), *probes(*[(40, 39), (41, 40)] * 4)]),
+        Run([answer(0), *probes(*[(40, 5), (41, 6)] * 8)]),
+        Run([answer(0), *probes(*[(40, 39), (41, 40)] * 8)]),
     ),
     "pause": (paused(81), paused(79)),  # five times as long
     "prompt_lengths": (Run([answer(0)], made_for=5), Run([answer(0)], made_for=4)),
