@@ -35,7 +35,7 @@ TELLING: Final = 10
 """Number of lines shown for an unknown failure."""
 _LONGEST: Final = 300
 _NOISE: Final = (
-    r"(?i)CudaDriverHelper|Unable to \w+ NVML|(?<!detection error: )NVML error(?!: driver)|DCGM(?!Exporter|\S*: cannot open| initialization error| that is not)|pinned_memory_manager|\bpinned (?:system )?memory\b|unable to create stream(?!: the provided PTX)|CUDA memory pool|NCCL INFO"
+    r"(?i)CudaDriverHelper|Unable to \w+ NVML|(?<!detection error: )NVML error(?!: driver)|DCGM(?!Exporter|\S*: cannot open| initialization error| that is not)|(?:pinned_memory_manager|\bpinned (?:system )?memory\b)(?!.*pool will not be available: CUDA driver)|unable to create stream(?!: the provided PTX)|CUDA memory pool|NCCL INFO"
     r"|Failed to initialize NVML(?!: (?:Driver|Unknown Error|could not load|Insufficient))|\[TensorRT-LLM\]\[(?:INFO|DEBUG|WARNING)\]"
     r"|\[TRT(?:-LLM)?\] (?:\[RANK \d+\] )?\[[IV]\]|^\|(?!.*(?:UNAVAILABLE|Not loaded): )|^\+ ?(?!-)\S|^\+-|\(ignored\)"
     r"|Unable to register cu\w+ factory|computation_placer|TF-TRT Warning|cpu_feature_guard"
@@ -109,6 +109,8 @@ class Diagnosis:
     groups: Mapping[str, str] = field(default_factory=dict)
     words: str = ""
     """The text of the line, without wrappers."""
+    known: str = ""
+    """The words in it that the signature knows."""
 
     @property
     def failure(self) -> FailureClass:
@@ -133,10 +135,10 @@ class Diagnosis:
         """The same, for a log of this name."""
         message = self.line.message
         if not self.certain:
-            return f"the first error in {log}: {_cut(self.words or message)}"
+            return f"the first error in {log}: {_cut(self.words or message, self.known)}"
         # The end of a long line and the lines below a title have the details.
         detailed = self.words.startswith(message) or len(message) == _LONGEST
-        return f"{log} says: {_cut(self.words) if detailed else message}"
+        return f"{log} says: {_cut(self.words, self.known) if detailed else message}"
 
     def setting(self, stage: str, params: Mapping[str, Any]) -> str | None:
         """The change if `stage` with these parameters failed so: "settings.SECTION.KEY=VALUE", for `--set`."""
@@ -197,9 +199,16 @@ class LogText:
         return [self.at(index) for index in filled[-most:]]
 
 
-def _cut(text: str) -> str:
-    """A long text without its middle: the reason often stands at the end."""
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 105]} ... {text[-100:]}"
+def _cut(text: str, known: str = "") -> str:
+    """A long text without its middle: the reason often stands at the end. Known words in the middle are kept."""
+    if len(text) <= _LONGEST:
+        return text
+    head, tail = text[: _LONGEST - 105], text[-100:]
+    place = text.find(known) if len(known) < len(tail) else -1
+    if place >= 0 and known not in head and known not in tail:
+        start = max(place + (len(known) - len(tail)) // 2, 0)
+        return f"{head[:90]} ... {text[start : start + len(tail)]} ... {tail}"
+    return f"{head} ... {tail}"
 
 
 def _whole_cells(lines: list[str]) -> list[str]:
@@ -239,7 +248,11 @@ def first_cause(logs: Sequence[LogText], signatures: Sequence[Signature] | None 
     """
     stated = [(place, each) for place, log in enumerate(logs) for each in log.stated]
     known = shipped_signatures() if signatures is None else signatures
-    first = first_statement(stated) or _first_warning(logs, stated, known)
+    first = first_statement(stated)
+    if first is None or first[1].grade is Grade.ENDED:
+        # The log of what has ended often stands below, and may be cut off before its error.
+        below = [each for each in stated if each[0] == first[0] and each[1].index > first[1].index] if first else stated
+        first = _first_warning(logs, below, known) or first
     if first is None:
         return None
     log, statement = logs[first[0]], first[1]
@@ -258,7 +271,7 @@ def first_cause(logs: Sequence[LogText], signatures: Sequence[Signature] | None 
         and not _survived(log, statement, signature, known)
         and not _beheaded(log, statement)
     )
-    return Diagnosis(signature, line, certain, groups, statement.text)
+    return Diagnosis(signature, line, certain, groups, statement.text, match[0])
 
 
 def _exact(log: LogText, statement: Statement, signature: Signature) -> bool:

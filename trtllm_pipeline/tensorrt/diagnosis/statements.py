@@ -199,15 +199,25 @@ def _with_neighbors(each: Statement, line: _Line, lines: Sequence[_Line], inside
 
 
 def _with_reasons(collected: list[Statement], lines: Sequence[_Line]) -> list[Statement]:
-    """A title such as "Caused by:" replaces the vague line above it. A stop from outside after a crash only follows from it."""
+    """A title such as "Caused by:" replaces the vague line above it. Advice below an error belongs to it. A stop from outside after
+    a crash only follows from it.
+    """
     for place, each in enumerate(collected[1:], start=1):
         above = collected[place - 1]
         if _compiled("reason").match(lines[each.first].body) and each.first - above.last <= 2:
             collected[place - 1] = replace(above, grade=Grade.FOLLOWS)
             collected[place] = replace(each, first=above.first)
+        if _compiled("advice").match(lines[each.first].body.strip()) and lines[each.first].above == above.last:
+            collected[place - 1], collected[place] = _advised(above, each), replace(each, grade=Grade.FOLLOWS)
         if _compiled("stopping").search(each.text) and any(one.grade is Grade.BARE for one in collected[:place]):
             collected[place] = replace(each, grade=Grade.ENDED)
     return collected
+
+
+def _advised(error: Statement, advice: Statement) -> Statement:
+    """An error with the lines of the advice below it."""
+    raised = (*error.raised, *advice.words) if error.raised else ()
+    return replace(error, last=advice.last, raised=raised, until=None if error.until is None else advice.last)
 
 
 def _led_up(collected: list[Statement], lines: Sequence[_Line]) -> list[Statement]:
@@ -512,6 +522,10 @@ def _of_line(line: _Line, below: _Line | None) -> Statement | None:
     grade = _grade_line(body, line, went_on=went_on)
     if grade is None:
         return None
+    if below is not None and _compiled("unfinished").search(body):
+        return Statement(
+            grade, line.index, line.index, below.index, f"{unwrapped(body)} {below.body.strip()}", line.when
+        )
     titled = below is not None and below.body.strip() and _compiled("titled").search(body)
     speaker = below if below is not None and titled and not _compiled("head").search(below.body) else line
     return Statement(grade, speaker.index, line.index, speaker.index, unwrapped(speaker.body.strip()), line.when)
@@ -521,6 +535,8 @@ def _grade_line(body: str, line: _Line, *, went_on: bool) -> Grade | None:
     """`went_on`: the line's writer reports normal progress in the next one, as after an exception that it only printed."""
     named = _compiled("named").search(body)
     own = named or (line.severity == "E" and not line.continued) or _compiled("own").search(body)
+    if _compiled("noted").match(body):
+        return Grade.WARNED
     if not own and (not _compiled("faint").search(body) or _compiled("calm").search(body)):
         return None
     residue = unwrapped(body)

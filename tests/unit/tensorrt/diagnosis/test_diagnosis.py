@@ -364,6 +364,19 @@ def test_a_kind_of_trouble_has_a_hint_and_decides_nothing(tmp_path: Path) -> Non
     assert found.hint
 
 
+def test_the_known_words_of_a_long_line_are_quoted(tmp_path: Path) -> None:
+    words = "which exceeds the memory usage threshold of 0.95. Ray killed this worker"
+    found = first_cause(
+        [log(tmp_path, f"Memory on the node (ID: {'a' * 300}) was 9GB / 9GB, {words} (ID: {'b' * 300}) users:")]
+    )
+    assert words[:65] in found.quote
+    assert found.quote.startswith("its log says: Memory on the node")
+    assert found.quote.endswith("b) users:")
+    assert len(found.quote) <= 320
+    fault = first_cause([log(tmp_path, f"RuntimeError: CUDA out of memory. {'a' * 300} end")])
+    assert fault.quote == f"its log says: RuntimeError: CUDA out of memory. {'a' * 161} ... {'a' * 96} end"
+
+
 def test_a_cause_in_another_rank_s_log_is_named_by_file_and_line(tmp_path: Path) -> None:
     lost = log(tmp_path, "NCCL error x.cpp:1 'remote process exited or there was a network error'", name="rank0")
     memory = log(tmp_path, "loading", "[1,1]<stderr>: CUDA out of memory. Tried to allocate 2 GiB", name="rank1")

@@ -233,6 +233,8 @@ def test_other_wordings(key: str, log: str) -> None:
         ("RuntimeError: the moons do not match the tides", "mismatch-words", "must agree"),
         ("RuntimeError: tide 'spring' was not found", "absent-words", "missing"),
         ("ValueError: unknown tide: spring", "choice-words", "misspelled"),
+        # The version of a model is not a release.
+        ("RuntimeError: failed to load 'sea' version 1: the pump requires 3 moons", "rule-words", "breaks the rule"),
         ("KeyError: 'tide'", "missing-key", "no entry tide"),
         ("AttributeError: 'NoneType' object has no attribute 'tide'", "none-value", "(None)"),
     ],
