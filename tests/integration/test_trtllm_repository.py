@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -275,14 +277,18 @@ def test_triton_serves_the_versions_that_the_linter_expects(tmp_path: Path) -> N
     installed = triton_installation.find()
     repository, backends = triton_server.link(installed, models, tmp_path / "links")
     closed = [f"--allow-{each}=false" for each in ("http", "grpc", "metrics")]
-    ended = subprocess.run(
-        [installed.binary, f"--model-repository={repository}", f"--backend-directory={backends}", *closed],
-        env=triton_server.environment(installed),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    ready = set(re.findall(r"(?m)^\| (\w+) +\| \d+ +\| READY", ended.stdout + ended.stderr))
+    command = [installed.binary, f"--model-repository={repository}", f"--backend-directory={backends}", *closed]
+    environment = triton_server.environment(installed)
+    with (tmp_path / "log").open(
+        "wb"
+    ) as log:  # no pipe: the stubs of a server that gives up may outlive it and hold it open
+        server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        server.wait()
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+    ready = set(re.findall(r"(?m)^\| (\w+) +\| \d+ +\| READY", (tmp_path / "log").read_text("utf-8")))
     assert {name for name in good if name in ready} == {name for name, loads in good.items() if loads}
 
 
