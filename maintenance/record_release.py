@@ -315,7 +315,8 @@ def record_schema(path: Path, release: str, label: str, record: Path, *, write: 
     before = max(
         (each for each in rows if releases.parse(each) <= releases.parse(release)), key=releases.parse, default=""
     )
-    known = rows.get(before, llm_args.Schema("nothing", "", {}))
+    complete = {each.release: each for each in llm_args.read(record)}
+    known = complete.get(before, llm_args.Schema("nothing", "", {}))
     wrong = [
         f"{word}: {each}" for word, names in zip(_DIFFERENCES, known.compared(found), strict=True) for each in names
     ]

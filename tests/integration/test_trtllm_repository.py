@@ -279,9 +279,8 @@ def test_triton_serves_the_versions_that_the_linter_expects(tmp_path: Path) -> N
     closed = [f"--allow-{each}=false" for each in ("http", "grpc", "metrics")]
     command = [installed.binary, f"--model-repository={repository}", f"--backend-directory={backends}", *closed]
     environment = triton_server.environment(installed)
-    with (tmp_path / "log").open(
-        "wb"
-    ) as log:  # no pipe: the stubs of a server that gives up may outlive it and hold it open
+    # Not a pipe: the stubs of a server that gives up may outlive it and hold a pipe open.
+    with (tmp_path / "log").open("wb") as log:
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
         server.wait()

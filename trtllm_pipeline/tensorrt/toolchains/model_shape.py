@@ -275,8 +275,8 @@ def state_bytes(shape: Shape, tp: int, pp: int) -> int:
 
 
 def kv_element_bytes(precision: str, kv: str | None) -> float:
-    """Bytes per value in the KV cache: of nvfp4 a half and a scale of one byte for 16 values, 1 if it is quantized otherwise (such as
-    fp8 and int8), or that of the data type.
+    """Bytes per value in the KV cache: half a byte and a scale of one byte per 16 values for nvfp4, 1 if it is quantized
+    otherwise, such as to fp8 or int8, or else that of the data type.
     """
     if kv is not None:
         return 0.5 + 1 / 16 if kv == "nvfp4" else 1.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -56,7 +56,7 @@ class Schema:
     """Its source: the label of a record, or a path."""
     classes: Classes
     whole: bool = True
-    """False if parts are from a neighboring release, so that the release may have more."""
+    """False if the release was read in part: the rest is that of the record before it, and it may have more."""
 
     def problems(self, settings: Mapping[str, Any]) -> list[str]:
         """The parts of `settings` that the schema does not have, in words. AutoDeploy's own arguments are in no record."""
@@ -99,8 +99,20 @@ class Schema:
 @lru_cache(maxsize=1)
 def recorded() -> tuple[Schema, ...]:
     """All recorded schemas, in order of releases."""
-    rows = json.loads(RECORDED.read_text(encoding="utf-8"))["schemas"]
-    return tuple(sorted((Schema(**row) for row in rows), key=lambda each: parse(each.release)))
+    return read(RECORDED)
+
+
+def read(record: Path) -> tuple[Schema, ...]:
+    """The schemas of a record, in order of releases. A part, which has new names alone, is completed by the one before it."""
+    found: list[Schema] = []
+    rows = json.loads(record.read_text(encoding="utf-8"))["schemas"]
+    for schema in sorted((Schema(**row) for row in rows), key=lambda each: parse(each.release)):
+        before = {} if schema.whole else found[-1].classes
+        classes = {
+            kind: {**before.get(kind, {}), **schema.classes.get(kind, {})} for kind in {**before, **schema.classes}
+        }
+        found.append(replace(schema, classes=classes))
+    return tuple(found)
 
 
 def of_release(release: str) -> Schema | None:

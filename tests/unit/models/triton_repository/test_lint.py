@@ -23,12 +23,12 @@ from tests.helpers.broken_repositories import (
     write_step,
 )
 from tests.standins import templates as standin
-from trtllm_pipeline import PACKAGE
 from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.models.triton_repository import lint, model_config
 from trtllm_pipeline.show.cli.app import main
 from trtllm_pipeline.tensorrt.embedded import repository as embedded
 from trtllm_pipeline.tensorrt.embedded.params import RepositoryEmbedded
+from trtllm_pipeline.tensorrt.trtllm import llm_args
 
 BY_RELEASE = {"TRT407", "TRT606", "TRT611"}
 OF_VLLM = {"TRT608", "TRT609", "TRT612", "TRT613"}
@@ -274,8 +274,8 @@ def test_keys_of_model_yaml(case: Case, old: str, new: str, message: str | None)
 
 
 def test_no_key_of_a_recorded_schema_is_reported(case: Case) -> None:
-    for schema in json.loads((PACKAGE / "data/tensorrt_llm/llm_args.json").read_text())["schemas"]:
-        classes = schema["classes"]
+    for schema in llm_args.recorded():
+        classes = schema.classes
         settings: dict[str, Any] = dict.fromkeys(classes["file"])
         for section, kind in classes["file"].items():
             settings[section] = {key: None for each in _words(kind) for key in classes.get(each, ())} or None
