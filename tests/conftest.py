@@ -15,10 +15,11 @@ from tests.helpers import needed, waiting
 TESTS = Path(__file__).parent
 INTEGRATION, UNIT = TESTS / "integration", TESTS / "unit"
 LONGEST = (
-    *("test_trtllm_backends", "test_serve", "test_pipeline", "test_doctor_deep", "test_nightly", "test_export"),
-    *("test_ranks", "test_openai_lanes", "test_triton_service", "test_report_html", "test_first_hour"),
+    *("test_serve", "test_trtllm_backends", "test_pipeline", "test_report_html", "test_doctor_deep", "test_slurm"),
+    *("test_first_hour", "test_openai_lanes", "test_json_schemas", "test_export", "test_remote_commands"),
+    *("test_nightly", "test_read_only", "test_triton_service", "test_trtllm_repository", "test_diagnosis"),
 )
-"""Files that take minutes, the longest first."""
+"""Files that take a minute and more, the longest first."""
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -16,6 +16,8 @@ from trtllm_pipeline.base.errors import StateError
 from trtllm_pipeline.orchestrate.store.store import Store
 
 FORK = multiprocessing.get_context("fork")
+# The other threads of a pytest worker wait for its controller and hold no lock.
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 
 def at_once(number: int, does: Callable[[int], None]) -> list[int | None]:

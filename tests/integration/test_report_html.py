@@ -109,7 +109,7 @@ def texts(browser: Browser, selector: str) -> list[str]:
         (2, 390, True),
         (40, 1280, True),
         (40, 390, False),
-        (1000, 390, True),
+        pytest.param(1000, 390, True, marks=pytest.mark.nightly),
     ],
 )
 def test_looks_right_and_complains_of_nothing(

@@ -104,7 +104,9 @@ def test_one_rank_is_served_and_measured_without_mpirun(tmp_path: Path) -> None:
     assert lane.run(*asked)[PLAIN]["status"] == "up_to_date", "no key depends on mpirun"
 
 
-@pytest.mark.parametrize(("release", "protocol"), [("0.8.0", "grpc"), ("1.2.0", "http")])
+@pytest.mark.parametrize(
+    ("release", "protocol"), [pytest.param("0.8.0", "grpc", marks=pytest.mark.nightly), ("1.2.0", "http")]
+)
 def test_a_model_that_does_not_stream_is_served_measured_and_exported(
     tmp_path: Path, release: str, protocol: str
 ) -> None:

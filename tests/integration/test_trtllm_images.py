@@ -56,7 +56,7 @@ def lane(folder: Path, release: str, family: str, *, parallel: str = "tp1") -> L
 @pytest.mark.parametrize(
     ("release", "family", "script"),
     [
-        ("0.16.0", "llava_onevision", "build_visual_engine.py"),
+        pytest.param("0.16.0", "llava_onevision", "build_visual_engine.py", marks=pytest.mark.nightly),
         pytest.param("0.19.0", "llava_onevision", "build_multimodal_engine.py", marks=pytest.mark.nightly),
         ("0.19.0", "qwen2_vl", "build_multimodal_engine.py"),
     ],
