@@ -165,7 +165,7 @@ WORDINGS = (
     ("release-mismatch", "AttributeError: 'LlamaConfig' object has no attribute 'head_dim'"),
     ("packages", "ERROR: Could not find a version that satisfies the requirement tensorrt-llm==0.9"),
     ("packages-conflict", "ERROR: ResolutionImpossible: for help visit the documentation"),
-    ("packages", "ERROR: Package 'x' requires a different Python: 3.9.1 not in '>=3.10'"),
+    ("packages-python", "ERROR: Package 'x' requires a different Python: 3.9.1 not in '>=3.10'"),
     ("stub-died", "Timed out occurred while waiting for the stub process."),
     ("driver-mismatch", "NVML: Driver/library version mismatch"),
     ("limit", "the limit of 16 open sessions was exceeded"),
