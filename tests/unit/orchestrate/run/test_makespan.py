@@ -29,7 +29,8 @@ def test_nine_of_ten_plans_take_at_most_a_twentieth_more_than_the_best_schedule_
     assert found["one_after_another_median"] > (1.1 if gpus == 2 else 1.7)
 
 
-@pytest.mark.parametrize("gpus", [2, pytest.param(8, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("gpus", [2, 8])
 def test_nine_of_ten_plans_that_measure_alone_take_at_most_a_twentieth_more_than_any_schedule_must(
     makespan: ModuleType, gpus: int
 ) -> None:
@@ -59,6 +60,7 @@ def test_measuring_side_by_side_saves_time_the_more_gpus_there_are(makespan: Mod
     assert max(two["over_machine_worst"], eight["over_machine_worst"]) <= 1.02
 
 
+@pytest.mark.thorough
 def test_loading_servers_beside_the_one_before_saves_time_where_there_is_a_gpu_for_the_next(
     makespan: ModuleType,
 ) -> None:

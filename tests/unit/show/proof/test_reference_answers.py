@@ -62,6 +62,7 @@ def said_by(model: Reference, folder: Path, family: str, out: Path) -> Agreement
     return reference_answers.compare(out, folder / family)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", [*nightly_but_quick_ones(families.FAMILIES)])
 def test_the_reference_agrees_with_itself(folder: Path, tmp_path: Path, family: str) -> None:
     write(folder, family)
@@ -156,6 +157,7 @@ def test_texts_that_the_model_cannot_say_are_told(folder: Path, tmp_path: Path) 
     assert found.tokens == material.MAX_TOKENS
 
 
+@pytest.mark.thorough
 def test_material_is_written_once_and_repaired(tmp_path: Path) -> None:
     folder = tmp_path
     write(folder, "llama")
