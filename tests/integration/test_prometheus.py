@@ -28,9 +28,9 @@ TRTLLM_SERVE_PATH = "/prometheus/metrics"
 STEPS = 4
 
 
-def ask(address: str, expression: str) -> list[dict[str, object]]:
-    """What an instant query gives."""
-    query = urllib.parse.urlencode({"query": expression})
+def ask(address: str, expression: str, at_s: str = "") -> list[dict[str, object]]:
+    """What an instant query gives, now or at a time."""
+    query = urllib.parse.urlencode({"query": expression} | ({"time": at_s} if at_s else {}))
     with urllib.request.urlopen(f"http://{address}/api/v1/query?{query}", timeout=60) as answer:
         return json.load(answer)["data"]["result"]
 
@@ -100,12 +100,15 @@ def test_every_query_of_the_dashboard_gives_data(prometheus: str, expression: st
 
 
 def test_what_the_panels_say_is_what_happened(prometheus: str) -> None:
+    # All at one time, up to which every target has been scraped: the tokens go on between two queries.
+    at_s = str(ask(prometheus, "min(timestamp(up))")[0]["value"][1])  # type: ignore[index]
+
     def value(title: str) -> float:
         (panel,) = (panel for panel in PANELS if panel["title"] == title)
         expression = panel["targets"][0]["expr"].replace("$__rate_interval", "1m")
         for variable in ("server", "instance", "model"):
             expression = expression.replace(f"${variable}", ".*")
-        return float(ask(prometheus, expression)[0]["value"][1])  # type: ignore[index, arg-type]
+        return float(ask(prometheus, expression, at_s)[0]["value"][1])  # type: ignore[index, arg-type]
 
     assert value("Servers down") == 1
     assert value("Queued") == 1
