@@ -30,7 +30,7 @@ STEPS = 4
 
 def ask(address: str, expression: str, at_s: str = "") -> list[dict[str, object]]:
     """What an instant query gives, now or at a time."""
-    query = urllib.parse.urlencode({"query": expression} | ({"time": at_s} if at_s else {}))
+    query = urllib.parse.urlencode({"query": expression, "time": at_s})
     with urllib.request.urlopen(f"http://{address}/api/v1/query?{query}", timeout=60) as answer:
         return json.load(answer)["data"]["result"]
 
