@@ -34,6 +34,8 @@ TAIL_BYTES: Final = 1 << 20
 TELLING: Final = 10
 """Number of lines shown for an unknown failure."""
 _LONGEST: Final = 300
+_HEAD: Final = 20
+"""Characters by which the words of a statement are found in its line."""
 _NOISE: Final = (
     r"(?i)CudaDriverHelper|Unable to \w+ NVML|(?<!detection error: )NVML error(?!: driver)|DCGM(?!Exporter|\S*: cannot open| initialization error| that is not)|(?:pinned_memory_manager|\bpinned (?:system )?memory\b)(?!.*pool will not be available: CUDA driver)|unable to create stream(?!: the provided PTX)|CUDA memory pool|NCCL INFO"
     r"|Failed to initialize NVML(?!: (?:Driver|Unknown Error|could not load|Insufficient))|\[TensorRT-LLM\]\[(?:INFO|DEBUG|WARNING)\]"
@@ -138,8 +140,12 @@ class Diagnosis:
         if not self.certain:
             return f"the first error in {log}: {_cut(self.words or message, self.known)}"
         # The end of a long line and the lines below a title have the details.
-        detailed = self.words.startswith(message) or len(message) == _LONGEST
-        return f"{log} says: {_cut(self.words, self.known) if detailed else message}"
+        before, words, after = message.partition(self.words[:_HEAD])
+        if self.words.startswith(words + after):
+            message = before + self.words
+        elif len(message) == _LONGEST:
+            message = self.words
+        return f"{log} says: {_cut(message, self.known)}"
 
     def setting(self, stage: str, params: Mapping[str, Any]) -> str | None:
         """The change if `stage` with these parameters failed so: "settings.SECTION.KEY=VALUE", for `--set`."""
