@@ -93,7 +93,7 @@ class LogLine:
     def message(self) -> str:
         """Its text without the line prefix."""
         text = _compiled(_PREFIX).sub("", self.text.strip())
-        return _cut((flattened(text) or text).strip('"'))
+        return _cut((flattened(text) or text).strip('" '))
 
     def __str__(self) -> str:
         """`file:line: text`, with the base name of the file."""

@@ -193,7 +193,8 @@ def _with_neighbors(each: Statement, line: _Line, lines: Sequence[_Line], inside
     if code := [*_code_above(lines, line)] if _compiled("exception").match(line.body) else []:
         each = replace(each, first=code[-1], raised=tuple(range(each.index, each.last + 1)), until=each.last)
     below = lines[each.index + 1 : each.index + 3]
-    if "validation error" in each.text and any(after.indent > line.indent for after in below):
+    traced = any(_compiled("head").match(after.body) for after in below)
+    if "validation error" in each.text and not traced and any(after.indent > line.indent for after in below):
         each = replace(each, text=" ".join([each.text, *(after.body.strip() for after in below)]))
     return each
 
@@ -347,7 +348,8 @@ def flattened(text: str) -> str:
     if any(_compiled("head").search(part) for part in parts):
         raised = [part for part in parts if _compiled("exception").match(part.strip())]
         return raised[0].strip() if raised else ""
-    return next((part for part in parts if _compiled("hook").match(part)), parts[0])
+    words = " ".join(part.strip() for part in parts[: 2 if _is_title(parts[0]) else 1])
+    return next((part for part in parts if _compiled("hook").match(part)), words)
 
 
 def _tracebacks(lines: Sequence[_Line]) -> tuple[list[_Raised], set[int]]:
@@ -447,7 +449,7 @@ def _harmless(above: _Line) -> bool:
 
 def _is_title(text: str) -> bool:
     """True if the reason of an exception is in the lines below it."""
-    return text.endswith(":") or "validation error" in text
+    return _compiled("explained").search(text) is not None
 
 
 def _goes_on(line: _Line) -> bool:
