@@ -113,6 +113,7 @@ class _Raised:
 
     first: int
     harmless: bool
+    """True if the lines above report that it is harmless, and the program went on after it."""
     raised: list[tuple[int, str]] = field(default_factory=list)
     more: list[str] = field(default_factory=list)
     """Continuation of the last message."""
@@ -409,6 +410,11 @@ def _tracebacks(lines: Sequence[_Line]) -> tuple[list[_Raised], set[int]]:
                 inside.add(line.index)
             elif body:
                 chain.open = False
+    written = max((line.index for line in lines if line.body.strip()), default=0)
+    for chain in done:
+        above = lines[chain.first].above
+        ignored = above >= 0 and _compiled("ignored").search(lines[above].body) is not None
+        chain.harmless = chain.harmless and (ignored or chain.last < written)
     for line in lines:
         if line.index not in inside and _compiled("named").match(line.body):
             inside.update(_code_above(lines, line))
@@ -444,7 +450,7 @@ def _code_above(lines: Sequence[_Line], raised: _Line) -> Iterator[int]:
 def _harmless(above: _Line) -> bool:
     """True if a line above a traceback reports that the program continues without the failed part."""
     warned = above.severity == "W" and above.body.endswith(":")
-    return warned or _compiled("harmless").search(above.body) is not None
+    return warned or any(_compiled(name).search(above.body) for name in ("harmless", "ignored"))
 
 
 def _is_title(text: str) -> bool:

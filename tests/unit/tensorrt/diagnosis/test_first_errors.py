@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -74,3 +75,21 @@ def test_what_only_follows_or_warns_is_no_cause(tmp_path: Path, lines: tuple[str
 )
 def test_what_others_put_around_a_cause_is_taken_off(line: str, words: str) -> None:
     assert unwrapped(line) == words
+
+
+TRACEBACK: Final = (
+    "Traceback (most recent call last):",
+    '  File "a.py", line 3, in run',
+    "    raise ValueError(",
+    "ValueError: sea",
+)
+
+
+def test_a_program_that_ends_with_a_traceback_did_not_survive_it(tmp_path: Path) -> None:
+    """Whatever the line above it says of a part that it does without."""
+    above = "WARNING: /tokenize unavailable, skipping alignment."
+    last = first_cause([log(tmp_path, above, *TRACEBACK)], signatures=())
+    assert last is not None
+    assert last.line.number == 5
+    assert first_cause([log(tmp_path, above, *TRACEBACK, "Serving")], signatures=()) is None
+    assert first_cause([log(tmp_path, "Exception ignored in: <function A.__del__>", *TRACEBACK)], signatures=()) is None
