@@ -202,7 +202,7 @@ def _with_neighbors(each: Statement, line: _Line, lines: Sequence[_Line], inside
 
 def _with_reasons(collected: list[Statement], lines: Sequence[_Line]) -> list[Statement]:
     """A title such as "Caused by:" replaces the vague line above it. Advice below an error belongs to it. A stop from outside after
-    a crash only follows from it.
+    a crash only follows from it. What is not found was asked for in vain, if a last try failed before.
     """
     for place, each in enumerate(collected[1:], start=1):
         above = collected[place - 1]
@@ -211,6 +211,8 @@ def _with_reasons(collected: list[Statement], lines: Sequence[_Line]) -> list[St
             collected[place] = replace(each, first=above.first)
         if _compiled("advice").match(lines[each.first].body.strip()) and lines[each.first].above == above.last:
             collected[place - 1], collected[place] = _advised(above, each), replace(each, grade=Grade.FOLLOWS)
+        if _compiled("tried").search(above.text) and _compiled("nothing found").search(each.text):
+            collected[place - 1] = replace(above, grade=Grade.OWN)
         if _compiled("stopping").search(each.text) and any(one.grade is Grade.BARE for one in collected[:place]):
             collected[place] = replace(each, grade=Grade.ENDED)
     return collected
