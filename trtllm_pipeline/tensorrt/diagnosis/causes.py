@@ -93,7 +93,8 @@ class LogLine:
     def message(self) -> str:
         """Its text without the line prefix."""
         text = _compiled(_PREFIX).sub("", self.text.strip())
-        return _cut((flattened(text) or text).strip('" '))
+        text = (flattened(text) or text).strip()
+        return _cut(text.strip('" ') if text.startswith('"') else text)
 
     def __str__(self) -> str:
         """`file:line: text`, with the base name of the file."""

@@ -573,4 +573,5 @@ def unwrapped(text: str) -> str:
     wrapper = _compiled("wrapper")
     while (match := wrapper.match(text)) and match.end():
         text = text[match.end() :].lstrip()
-    return _compiled("place").sub("", text).strip().rstrip('"')
+    text = _compiled("place").sub("", text).strip()
+    return text.rstrip('"') if text.count('"') % 2 else text
