@@ -174,7 +174,7 @@ class LogText:
         except OSError:
             data = b""
         text = _compiled(_ANSI).sub("", data.decode("utf-8", "replace"))
-        texts = _whole_cells([line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")])
+        texts = _whole_cells([_last_written(line.rstrip("\r")) for line in text.split("\n")])
         noise = [_compiled(_NOISE).search(line) or (but is not None and but.match(line)) for line in texts]
         self.written = texts
         self._noise = frozenset(index for index, silent in enumerate(noise) if silent)
@@ -217,6 +217,12 @@ def _cut(text: str, known: str = "") -> str:
         start = max(place + (len(known) - len(tail)) // 2, 0)
         return f"{head[:90]} ... {text[start : start + len(tail)]} ... {tail}"
     return f"{head} ... {tail}"
+
+
+def _last_written(line: str) -> str:
+    """What a terminal shows of a line that a progress bar wrote over. A carriage return within words is shown as one."""
+    tail = line.rpartition("\r")[2]
+    return line.replace("\r", r"\r") if tail.startswith((":", "'", "’")) else tail
 
 
 def _whole_cells(lines: list[str]) -> list[str]:

@@ -404,7 +404,7 @@ def _tracebacks(lines: Sequence[_Line]) -> tuple[list[_Raised], set[int]]:
                 and body
                 and not line.severity
                 and line.index - chain.last <= 6
-                and (_goes_on(line) or (_is_title(chain.raised[-1][1]) and not chain.more))
+                and (_goes_on(line) or (_is_title(chain.raised[-1][1]) and (line.indent > 0 or not chain.more)))
             ):
                 chain.last = line.index
                 chain.more.append(body)
