@@ -222,7 +222,7 @@ def _cut(text: str, known: str = "") -> str:
 def _last_written(line: str) -> str:
     """What a terminal shows of a line that a progress bar wrote over. A carriage return within words is shown as one."""
     tail = line.rpartition("\r")[2]
-    return line.replace("\r", r"\r") if tail.startswith((":", "'", "’")) else tail
+    return line.replace("\r", r"\r") if tail.startswith((":", "'", "\u2019")) else tail
 
 
 def _whole_cells(lines: list[str]) -> list[str]:

@@ -93,3 +93,28 @@ def test_a_program_that_ends_with_a_traceback_did_not_survive_it(tmp_path: Path)
     assert last.line.number == 5
     assert first_cause([log(tmp_path, above, *TRACEBACK, "Serving")], signatures=()) is None
     assert first_cause([log(tmp_path, "Exception ignored in: <function A.__del__>", *TRACEBACK)], signatures=()) is None
+
+
+def test_a_carriage_return_within_words_is_shown(tmp_path: Path) -> None:
+    """As in a script with Windows line ends. What a progress bar wrote over is not."""
+    path = tmp_path / "log"
+    path.write_bytes(b" 10%\r 90%\rbye\nstart.sh: line 2: set: pipefail\r: invalid option name\n")
+    text = LogText(path)
+    assert text.lines[0] == "bye"
+    cause = first_cause([text])
+    assert cause is not None
+    assert cause.quote.endswith(r"set: pipefail\r: invalid option name")
+
+
+def test_the_details_of_a_validation_error_below_the_name_of_a_process_are_quoted(tmp_path: Path) -> None:
+    said = (
+        "Traceback (most recent call last):",
+        '  File "a.py", line 3, in run',
+        "    Config()",
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for SeaConfig",
+        "method",
+        "  Input should be 'ebb' or 'flood' [type=literal_error, input_value='tide']",
+    )
+    cause = first_cause([log(tmp_path, *(f"(Server pid=7) {line}" for line in said))])
+    assert cause is not None
+    assert "Input should be 'ebb' or 'flood'" in cause.quote
