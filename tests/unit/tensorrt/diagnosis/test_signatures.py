@@ -276,7 +276,9 @@ def test_hints_and_settings_name_groups_of_their_patterns() -> None:
         for text in (signature.hint, *signature.settings.values()):
             assert set(re.findall(r"\{(\w+)\}", text)) <= set(groups), signature.key
         for choice in re.findall(r"<([^<>]*)>", signature.hint):
-            assert all("{" in part for part in choice.split("|")[:-1]), f"{signature.key}: a part that hides those after it"
+            assert all("{" in part for part in choice.split("|")[:-1]), (
+                f"{signature.key}: a part that hides those after it"
+            )
 
 
 ROW = "- {key: a, category: options, failure: user, patterns: x, hint: h, met: x, source: [s]"
