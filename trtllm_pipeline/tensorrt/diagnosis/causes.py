@@ -35,7 +35,7 @@ TELLING: Final = 10
 """Number of lines shown for an unknown failure."""
 _LONGEST: Final = 300
 _HEAD: Final = 20
-"""Characters by which the words of a statement are found in its line."""
+"""Number of leading characters that locate the words of a statement in its line."""
 _NOISE: Final = (
     r"(?i)CudaDriverHelper|Unable to \w+ NVML|(?<!detection error: )NVML error(?!: driver)|DCGM(?!Exporter|\S*: cannot open| initialization error| that is not)|(?:pinned_memory_manager|\bpinned (?:system )?memory\b)(?!.*pool will not be available: CUDA driver)|unable to create stream(?!: the provided PTX)|CUDA memory pool|NCCL INFO"
     r"|Failed to initialize NVML(?!: (?:Driver|Unknown Error|could not load|Insufficient))|\[TensorRT-LLM\]\[(?:INFO|DEBUG|WARNING)\]"
@@ -94,7 +94,8 @@ class LogLine:
         """Its text without the line prefix."""
         text = _compiled(_PREFIX).sub("", self.text.strip())
         text = (flattened(text) or text).strip()
-        return _cut(text.strip('" ') if text.startswith('"') else text)
+        quoted = text.startswith('"') and (text.endswith('"') or text.count('"') % 2)
+        return _cut(text.removeprefix('"').removesuffix('"') if quoted else text)
 
     def __str__(self) -> str:
         """`file:line: text`, with the base name of the file."""
@@ -141,9 +142,9 @@ class Diagnosis:
         if not self.certain:
             return f"the first error in {log}: {_cut(self.words or message, self.known)}"
         # The end of a long line and the lines below a title have the details.
-        before, words, after = message.partition(self.words[:_HEAD])
-        if self.words.startswith(words + after):
-            message = before + self.words
+        start = message.rfind(self.words[:_HEAD]) if self.words else -1
+        if start >= 0 and self.words.startswith(message[start:]):
+            message = message[:start] + self.words
         elif len(message) == _LONGEST:
             message = self.words
         return f"{log} says: {_cut(message, self.known)}"
@@ -220,7 +221,7 @@ def _cut(text: str, known: str = "") -> str:
 
 
 def _last_written(line: str) -> str:
-    """What a terminal shows of a line that a progress bar wrote over. A carriage return within words is shown as one."""
+    """What a terminal shows of a line that a progress bar wrote over. A carriage return inside a message is kept."""
     tail = line.rpartition("\r")[2]
     return line.replace("\r", r"\r") if tail.startswith((":", "'", "\u2019")) else tail
 
@@ -280,6 +281,7 @@ def first_cause(logs: Sequence[LogText], signatures: Sequence[Signature] | None 
     certain = (
         weight <= Weight.GENERAL
         and clear
+        and not statement.announced
         and _exact(log, statement, signature)
         and not _contradicted(logs, stated, first, signature, known)
         and not _survived(log, statement, signature, known)

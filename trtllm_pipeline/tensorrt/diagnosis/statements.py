@@ -55,6 +55,8 @@ class Statement:
     """Time of the writer, month, day and time, from its line or an earlier one."""
     raised: tuple[int, ...] = ()
     """In a traceback, the lines of its exceptions and their messages."""
+    announced: bool = False
+    """True if the line above reports a part that is left out, and the log ends here: survived or not."""
     until: int | None = None
     """With several exceptions, the last line of the message of the one that counts."""
 
@@ -113,7 +115,7 @@ class _Raised:
 
     first: int
     harmless: bool
-    """True if the lines above report that it is harmless, and the program went on after it."""
+    """True if the line above reports that the program goes on without the failed part, and it did."""
     raised: list[tuple[int, str]] = field(default_factory=list)
     more: list[str] = field(default_factory=list)
     """Continuation of the last message."""
@@ -122,6 +124,7 @@ class _Raised:
     last: int = 0
     linked: bool = False
     """True if the next one comes from it."""
+    announced: bool = False
     open: bool = True
     """True if the lines below may continue its message."""
     when: tuple[str, ...] = ()
@@ -202,7 +205,7 @@ def _with_neighbors(each: Statement, line: _Line, lines: Sequence[_Line], inside
 
 def _with_reasons(collected: list[Statement], lines: Sequence[_Line]) -> list[Statement]:
     """A title such as "Caused by:" replaces the vague line above it. Advice below an error belongs to it. A stop from outside after
-    a crash only follows from it. What is not found was asked for in vain, if a last try failed before.
+    a crash only follows from it. If the last retry failed just above, it is the reason that nothing was found.
     """
     for place, each in enumerate(collected[1:], start=1):
         above = collected[place - 1]
@@ -412,11 +415,12 @@ def _tracebacks(lines: Sequence[_Line]) -> tuple[list[_Raised], set[int]]:
                 inside.add(line.index)
             elif body:
                 chain.open = False
-    written = max((line.index for line in lines if line.body.strip()), default=0)
+    last_written = max((line.index for line in lines if line.body.strip()), default=0)
     for chain in done:
         above = lines[chain.first].above
         ignored = above >= 0 and _compiled("ignored").search(lines[above].body) is not None
-        chain.harmless = chain.harmless and (ignored or chain.last < written)
+        chain.announced = chain.harmless and not ignored and chain.last == last_written
+        chain.harmless = chain.harmless and not chain.announced
     for line in lines:
         if line.index not in inside and _compiled("named").match(line.body):
             inside.update(_code_above(lines, line))
@@ -477,8 +481,8 @@ def _of_chain(chain: _Raised) -> Statement:
     if len(raised) > 2 and all(_compiled("looked up").match(text) for _, text in before):
         index, text = raised[-1]
         grade = _grade_raised(text)
-    if chain.harmless:
-        grade = max(grade, Grade.WARNED)
+    if chain.harmless or chain.announced:
+        grade = max(grade, Grade.FAINT if chain.announced else Grade.WARNED)
     if _is_title(text) and index == raised[-1][0]:
         text = " ".join([text, *chain.more])
     until = max(
@@ -486,7 +490,9 @@ def _of_chain(chain: _Raised) -> Statement:
         for line in chain.words
         if line < min((later for later, _ in chain.raised if later > index), default=line + 1)
     )
-    return Statement(grade, index, chain.first, chain.last, unwrapped(text), chain.when, tuple(chain.words), until)
+    return Statement(
+        grade, index, chain.first, chain.last, unwrapped(text), chain.when, tuple(chain.words), chain.announced, until
+    )
 
 
 def _grade_raised(text: str) -> Grade:
@@ -574,4 +580,4 @@ def unwrapped(text: str) -> str:
     while (match := wrapper.match(text)) and match.end():
         text = text[match.end() :].lstrip()
     text = _compiled("place").sub("", text).strip()
-    return text.rstrip('"') if text.count('"') % 2 else text
+    return text.removesuffix('"') if text.count('"') % 2 else text

@@ -95,6 +95,34 @@ def test_a_program_that_ends_with_a_traceback_did_not_survive_it(tmp_path: Path)
     assert first_cause([log(tmp_path, "Exception ignored in: <function A.__del__>", *TRACEBACK)], signatures=()) is None
 
 
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        (
+            "ImportError: cannot import name 'OpenAI' from 'openai' (/srv/openai.py)",
+            "Python imports the file openai.py",
+        ),
+        (
+            "ImportError: cannot import name 'Self' from 'typing' (/usr/lib/python3.10/typing.py)",
+            "the installed typing",
+        ),
+        ("./serve.sh: line 5: $1: unbound variable", "argument $1 of the script"),
+        ("./serve.sh: line 5: GPUS[@]: unbound variable", "the variable GPUS"),
+        ("OSError: [Errno 23] Too many open files in system", "the whole machine"),
+        (
+            "ERROR: the decoupled model is using the decoupled mode and the execute function must return None",
+            "response sender",
+        ),
+        ("TritonModelException: Unable to send response. Response sender has been closed.", "COMPLETE_FINAL"),
+        ("ModelInfer RPC doesn't support models with decoupled transaction policy", "generate_stream"),
+    ],
+)
+def test_advice_depends_on_the_words(tmp_path: Path, line: str, advice: str) -> None:
+    cause = first_cause([log(tmp_path, line)])
+    assert cause is not None
+    assert advice in (cause.hint or "")
+
+
 def test_a_carriage_return_within_words_is_shown(tmp_path: Path) -> None:
     """As in a script with Windows line ends. What a progress bar wrote over is not."""
     path = tmp_path / "log"
