@@ -85,12 +85,15 @@ TRACEBACK: Final = (
 )
 
 
-def test_a_program_that_ends_with_a_traceback_did_not_survive_it(tmp_path: Path) -> None:
-    """Whatever the line above it says of a part that it does without."""
+def test_the_traceback_that_a_log_ends_with_is_stated(tmp_path: Path) -> None:
+    """Whatever the line above it reports about a part that is left out. It is never certain: the log may be cut off."""
     above = "WARNING: /tokenize unavailable, skipping alignment."
     last = first_cause([log(tmp_path, above, *TRACEBACK)], signatures=())
     assert last is not None
     assert last.line.number == 5
+    known = (*TRACEBACK[:3], "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")
+    certain = [first_cause([log(tmp_path, *lines)]) for lines in (known, (above, *known))]
+    assert [each and each.certain for each in certain] == [True, False]
     assert first_cause([log(tmp_path, above, *TRACEBACK, "Serving")], signatures=()) is None
     assert first_cause([log(tmp_path, "Exception ignored in: <function A.__del__>", *TRACEBACK)], signatures=()) is None
 
